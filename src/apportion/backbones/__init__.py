@@ -1,0 +1,1 @@
+"""Our own encoder, and (later) models of the Hugging Face hub."""

@@ -1,0 +1,172 @@
+"""Measuring: latency of several arms side by side, multiply-accumulates and parameters."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from apportion.elastic import Elastic
+from apportion.sites import find_sites
+from apportion.surgery import cut
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How long one arm took, and how it compares with the first arm, repeat by repeat."""
+
+    arm: str
+    median_ms: float
+    speedup: float  # median of the paired ratios: above 1 is faster than the first arm
+    low: float  # 95 % interval of that median
+    high: float
+    repeats: int
+    threads: int
+
+
+def measure(
+    arms: Mapping[str, Callable[[], object]],
+    repeats: int = 30,
+    warmup: int = 3,
+    threads: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Latency]:
+    """The latency of each arm, the first being what the others are compared with.
+
+    Arms take turns within a repeat and the order turns round from repeat to repeat, so that a
+    machine that slows down slows all of them. Don't measure while something else is running.
+    """
+    if len(arms) < 1 or repeats < 2:
+        raise ValueError("measuring needs an arm and at least 2 repeats")
+    names = list(arms)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    with using_threads(threads), torch.inference_mode():
+        for turn in range(-warmup, repeats):
+            for name in names if turn % 2 else reversed(names):
+                started = time.perf_counter()
+                arms[name]()
+                elapsed = time.perf_counter() - started
+                if turn >= 0:
+                    times[name].append(elapsed * 1000.0)
+            if progress:
+                progress(turn + warmup + 1, warmup + repeats)
+    reference = times[names[0]]
+    results = []
+    for name in names:
+        ratios = [first / own for first, own in zip(reference, times[name], strict=True)]
+        low, high = median_interval(ratios)
+        results.append(
+            Latency(
+                name,
+                statistics.median(times[name]),
+                statistics.median(ratios),
+                low,
+                high,
+                repeats,
+                threads,
+            )
+        )
+    return results
+
+
+def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
+    """A distribution-free interval of the median, from order statistics."""
+    ordered = sorted(values)
+    count = len(ordered)
+    below = int(stats.binom.ppf((1.0 - confidence) / 2.0, count, 0.5))
+    # The binomial's lower quantile is how many values may lie below the median by chance.
+    rank = max(0, below - 1)
+    return ordered[rank], ordered[count - 1 - rank]
+
+
+@contextmanager
+def using_threads(threads: int) -> Iterator[None]:
+    """Torch works with this many threads inside, and with as many as before afterwards."""
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def time_budgets(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    budgets: Iterable[float],
+    repeats: int,
+    threads: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Latency records of an elastic model: open, and soft, hard and cut at each budget."""
+    if not isinstance(model, Elastic):
+        raise ValueError("only an elastic model has budgets to time")
+    rows, length = inputs["input_ids"].shape
+    plain = model.plain()
+    dense_macs = count_macs(plain, length)
+    arms: dict[tuple[str, float], Callable[[], object]] = {("dense", 1.0): call_on(plain, inputs)}
+    macs = {("dense", 1.0): dense_macs}
+    for budget in budgets:
+        allocation = model.allocation(budget)
+        smaller = cut(plain, allocation)
+        arms["soft", budget] = call_on(model, inputs, budget=budget)
+        arms["hard mask", budget] = call_on(model, inputs, allocation=allocation)
+        arms["cut", budget] = call_on(smaller, inputs)
+        macs["soft", budget] = macs["hard mask", budget] = dense_macs
+        macs["cut", budget] = count_macs(smaller, length)
+    named = {f"{form} {budget:.2f}": arm for (form, budget), arm in arms.items()}
+    results = measure(named, repeats=repeats, threads=threads, progress=progress)
+    return [
+        {
+            "kind": "latency",
+            "form": form,
+            "budget": budget,
+            "batch": rows,
+            "length": length,
+            "runtime": "torch eager",
+            "macs": macs[form, budget],
+            "bound": round(dense_macs / macs[form, budget], 4),
+            **{k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(result).items()},
+        }
+        for (form, budget), result in zip(arms, results, strict=True)
+    ]
+
+
+def call_on(
+    model: nn.Module, inputs: Mapping[str, Tensor], **options: object
+) -> Callable[[], object]:
+    """An arm: the model, in evaluation mode, called on these inputs."""
+    model.eval()
+    return lambda: model(**inputs, **options)
+
+
+def count_macs(model: nn.Module, length: int) -> int:
+    """Multiply-accumulates of a model on one sequence.
+
+    A layer: 4·n·d·k·w + 2·n²·k·w for k heads of width w, 2·n·d·f for f feed-forward neurons.
+    Embeddings, norms and activations multiply no matrices and count nothing.
+    """
+    sites = find_sites(model, block=1)
+    inside = sum(site.count * site.unit_macs(length) for site in sites)
+    known = {name for site in sites for name in (*site.inputs, site.output)}
+    # What is left is applied once to a sequence, not once to a token: pooling comes before it.
+    outside = sum(
+        module.in_features * module.out_features
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name not in known
+    )
+    return inside + outside
+
+
+def count_parameters(model: nn.Module) -> int:
+    """All weights of a model."""
+    return sum(parameter.numel() for parameter in model.parameters())

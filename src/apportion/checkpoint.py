@@ -1,0 +1,266 @@
+"""Checkpoints: folders of safetensors and JSON that are read without running anything from them.
+
+    apportion.json       what it is: format, kind, the model's shape, its units, where it came from,
+                         and the size and SHA-256 of each file beside it
+    model.safetensors    the model's weights, under the model's own names
+    gates.safetensors    a and s of the gates (elastic checkpoints only)
+
+A folder is written beside its place and moved there whole. While a run is training, its state is
+one safetensors file with the notes in its header (`save_state`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from apportion.backbones.encoder import Encoder, EncoderConfig
+from apportion.elastic import Elastic
+from apportion.records import replacing
+from apportion.sites import find_sites, units_of
+from apportion.surgery import cut
+from apportion.units import Allocation, Units
+
+FORMAT = "apportion-checkpoint"
+VERSION = 1
+MANIFEST = "apportion.json"
+WEIGHTS = "model.safetensors"
+GATES = "gates.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model with its story: the task's spec, the recipes it went through, what a cut kept."""
+
+    model: nn.Module
+    notes: dict[str, Any] = field(default_factory=dict)
+    kept: Allocation | None = None  # of the model that this one was cut from
+
+    @property
+    def kind(self) -> str:
+        """elastic (with gates), cut, or dense."""
+        if isinstance(self.model, Elastic):
+            return "elastic"
+        return "cut" if self.kept is not None else "dense"
+
+
+def save(checkpoint: Checkpoint, folder: Path) -> None:
+    """Writes a checkpoint folder whole or not at all; one that is there already is replaced."""
+    if folder.exists() and not (folder / MANIFEST).exists():
+        raise ValueError(f"{folder} exists and is not a checkpoint; choose another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
+    try:
+        _write(checkpoint, part)
+        part.chmod(0o755)
+        previous = _previous(folder)
+        if folder.exists():
+            # Between these two moves `load` finds the previous folder, so a kill loses nothing.
+            shutil.rmtree(previous, ignore_errors=True)
+            folder.rename(previous)
+        part.rename(folder)
+        shutil.rmtree(previous, ignore_errors=True)
+    except OSError as error:
+        raise OSError(f"could not write checkpoint {folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def load(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder; every file is checked against its recorded hash."""
+    manifest = read_manifest(folder)
+    folder = _present(folder)
+    for name, facts in manifest["files"].items():
+        path = folder / name
+        if not path.exists():
+            raise ValueError(f"checkpoint {folder} has no {name}; it is not complete")
+        if path.stat().st_size != facts["bytes"] or _sha256(path) != facts["sha256"]:
+            raise ValueError(
+                f"{path} is truncated or was changed: it is not the file that was saved"
+            )
+    weights = load_file(folder / WEIGHTS)
+    model: nn.Module = Encoder(_config(manifest, folder))
+    kept = None
+    if manifest["kind"] == "cut":
+        kept = Allocation.from_dict(Units.from_dict(manifest["units"]), manifest["kept"])
+        model = cut(model, kept)
+    _load_weights(model, weights, folder)
+    if manifest["kind"] == "elastic":
+        facts = manifest["elastic"]
+        model = Elastic(model, facts["kinds"], facts["length"], facts["tau"], facts["block"])
+        if model.units.to_dict() != manifest["units"]:
+            raise ValueError(f"checkpoint {folder} lists other units than its model has")
+        _load_weights(model.gates, load_file(folder / GATES), folder)
+    return Checkpoint(model.eval(), manifest["notes"], kept)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself, without its weights."""
+    path = _present(folder) / MANIFEST
+    if not path.exists():
+        raise ValueError(f"{folder} is not a checkpoint: it has no {MANIFEST}")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not readable as JSON: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ValueError(f"{path} is not the manifest of an apportion checkpoint")
+    if manifest.get("version") != VERSION:
+        raise ValueError(
+            f"{folder} is a checkpoint of format version {manifest.get('version')}; "
+            f"this apportion reads version {VERSION}"
+        )
+    missing = {"kind", "model", "units", "files", "notes"} - set(manifest)
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
+    return manifest
+
+
+def weights_digest(model: nn.Module) -> str:
+    """A short hash of a model's weights: what a record names as its weights."""
+    sha = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        sha.update(name.encode())
+        sha.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return sha.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """All that a killed run needs to go on."""
+
+    weights: Mapping[str, Tensor]
+    best: dict[str, Tensor]
+    moments: Mapping[int, Mapping[str, Tensor]]  # the optimizer's, by parameter number
+    notes: dict[str, Any]
+
+
+def save_state(path: Path, state: TrainingState) -> None:
+    """Writes a training state in one file, whole or not at all."""
+    tensors = {f"weights/{name}": value for name, value in state.weights.items()}
+    tensors |= {f"best/{name}": value for name, value in state.best.items()}
+    for number, values in state.moments.items():
+        tensors |= {f"moments/{number}/{name}": value for name, value in values.items()}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    with replacing(path) as part:
+        save_file(tensors, part, metadata={"notes": json.dumps(state.notes)})
+
+
+def load_state(path: Path) -> TrainingState:
+    """Reads what `save_state` wrote."""
+    weights: dict[str, Tensor] = {}
+    best: dict[str, Tensor] = {}
+    moments: dict[int, dict[str, Tensor]] = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            notes = json.loads(file.metadata()["notes"])
+            for key in file.keys():  # noqa: SIM118 - not a dict
+                where, _, name = key.partition("/")
+                value = file.get_tensor(key)
+                if where == "moments":
+                    number, _, name = name.partition("/")
+                    moments.setdefault(int(number), {})[name] = value
+                else:
+                    (weights if where == "weights" else best)[name] = value
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is not a readable training state ({error}); remove it to start again"
+        ) from None
+    return TrainingState(weights, best, moments, notes)
+
+
+def _write(checkpoint: Checkpoint, folder: Path) -> None:
+    model = checkpoint.model
+    plain = model.plain() if isinstance(model, Elastic) else model
+    if not isinstance(plain, Encoder):
+        raise ValueError(f"{type(plain).__name__} is not a model that a checkpoint can hold")
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "kind": checkpoint.kind,
+        "model": {"type": plain.config.model_type, "config": plain.config.to_dict()},
+        "notes": checkpoint.notes,
+    }
+    _save_tensors(plain.state_dict(), folder / WEIGHTS)
+    if isinstance(model, Elastic):
+        manifest["elastic"] = {
+            "kinds": list(model.kinds),
+            "length": model.length,
+            "tau": model.gates.tau,
+            "block": model.block,
+        }
+        manifest["units"] = model.units.to_dict()
+        _save_tensors(model.gates.state_dict(), folder / GATES)
+    elif checkpoint.kept is not None:
+        manifest["units"] = checkpoint.kept.units.to_dict()
+        manifest["kept"] = checkpoint.kept.to_dict()
+    else:
+        sites = find_sites(plain, ("heads",))
+        manifest["units"] = units_of(sites, plain.config.length).to_dict()
+    manifest["files"] = {
+        path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        for path in sorted(folder.glob("*.safetensors"))
+    }
+    path = folder / MANIFEST
+    path.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    for written in folder.iterdir():
+        with written.open("rb+") as file:
+            os.fsync(file.fileno())
+
+
+def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    # A full disk shows as a SafetensorError; to a caller it is a failed write like any other.
+    try:
+        save_file({name: v.detach().cpu().contiguous() for name, v in tensors.items()}, path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
+def _load_weights(module: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
+    expected = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in weights.items()}
+    if expected != found:
+        odd = sorted(set(expected.items()) ^ set(found.items()))[0][0]
+        raise ValueError(
+            f"the weights in {folder} are of another model than its {MANIFEST} says: "
+            f"{odd} is {found.get(odd, 'missing')}, expected {expected.get(odd, 'none')}"
+        )
+    module.load_state_dict(dict(weights))
+
+
+def _config(manifest: Mapping[str, Any], folder: Path) -> EncoderConfig:
+    model = manifest["model"]
+    if model.get("type") != EncoderConfig.model_type:
+        raise ValueError(f"{folder} holds a model of unknown type {model.get('type')!r}")
+    try:
+        return EncoderConfig(**model["config"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the config in {folder} is not one of an encoder: {error}") from None
+
+
+def _previous(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.previous")
+
+
+def _present(folder: Path) -> Path:
+    """The folder, or the one that it was to replace if a kill fell between the two moves."""
+    return folder if folder.exists() or not _previous(folder).exists() else _previous(folder)
+
+
+def _sha256(path: Path) -> str:
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            sha.update(chunk)
+    return sha.hexdigest()

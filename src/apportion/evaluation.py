@@ -1,0 +1,128 @@
+"""Evaluating: what a model keeps at a budget, and what the budget costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from apportion.elastic import Elastic
+from apportion.surgery import cut
+from apportion.tasks import Split
+from apportion.units import Allocation
+
+Form = Literal["soft", "hard", "cut"]
+FORMS: tuple[Form, ...] = ("soft", "hard", "cut")
+
+# The paper's sweep: 19 requested budgets.
+SWEEP = tuple(round(0.05 * step, 2) for step in range(2, 21))
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a model did on a split, and the cost that it paid."""
+
+    accuracy: float
+    loss: float
+    cost: float
+    rows: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """One budget of a sweep in one form."""
+
+    budget: float
+    form: Form
+    score: Score
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits of a model's output, which may be the tensor itself."""
+    logits: Tensor = getattr(output, "logits", output)
+    return logits
+
+
+def evaluate(
+    model: nn.Module,
+    split: Split,
+    budget: float | None = None,
+    form: Form = "soft",
+    floor: int = 0,
+    allocation: Allocation | None = None,
+    batch_size: int = 256,
+) -> Score:
+    """A model's score on a split.
+
+    An elastic model takes a budget or an allocation, and a form: gates as they are (soft), their
+    top k (hard), or a smaller model made for it (cut). With neither it runs fully open.
+    """
+    cost = 1.0
+    options: dict[str, Any] = {}
+    if budget is not None or allocation is not None:
+        if not isinstance(model, Elastic):
+            raise ValueError("only an elastic model has budgets")
+        if form not in FORMS:
+            raise ValueError(f"a form is one of {', '.join(FORMS)}, not {form!r}")
+        if form == "soft" and budget is not None:
+            cost, options = float(model.cost(budget).detach()), {"budget": budget}
+        else:
+            if allocation is None:
+                assert budget is not None
+                allocation = model.allocation(budget, floor)
+            cost = allocation.cost
+            if form == "cut":
+                model = cut(model.plain(), allocation)
+            else:
+                options = {"allocation": allocation}
+    correct, loss = count_correct(model, split, batch_size, **options)
+    return Score(correct / len(split), loss / len(split), cost, len(split))
+
+
+def count_correct(
+    model: nn.Module, split: Split, batch_size: int = 256, **options: Any
+) -> tuple[int, float]:
+    """The number of rows that a model gets right, and its summed loss."""
+    device = next(model.parameters()).device
+    correct, loss = 0, 0.0
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode():
+        for inputs, labels in split.batches(batch_size):
+            inputs = {name: values.to(device) for name, values in inputs.items()}
+            labels = labels.to(device)
+            logits = logits_of(model(**inputs, **options))
+            correct += int((logits.argmax(dim=-1) == labels).sum())
+            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
+    model.train(was_training)
+    return correct, loss
+
+
+def sweep(
+    model: Elastic,
+    split: Split,
+    budgets: Sequence[float] = SWEEP,
+    forms: Sequence[Form] = ("soft", "hard"),
+    floor: int = 0,
+) -> list[Point]:
+    """The model's score at each budget, in the order given, in each form."""
+    return [
+        Point(budget, form, evaluate(model, split, budget, form, floor))
+        for form in forms
+        for budget in budgets
+    ]
+
+
+def is_monotone(points: Sequence[Point]) -> bool:
+    """Whether, in each form, more budget never costs less."""
+    for form in {point.form for point in points}:
+        ordered = sorted((p for p in points if p.form == form), key=lambda p: p.budget)
+        costs = [point.score.cost for point in ordered]
+        if any(later < earlier for earlier, later in pairwise(costs)):
+            return False
+    return True

@@ -1,0 +1,50 @@
+"""Gates: how far each unit is open at a budget, and what that costs (Eq. 1 and 3)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from apportion.units import Units
+
+EPS = 1e-4  # keeps logit(B) finite at B = 1
+
+
+def check_budget(budget: float) -> float:
+    """The budget as given, if it lies in (0, 1]."""
+    if not 0.0 < budget <= 1.0:
+        raise ValueError(f"a budget is a fraction in (0, 1], not {budget}")
+    return budget
+
+
+class Gates(nn.Module):
+    """One gate a unit, conditioned on the budget.
+
+    z_u(B) = sigmoid((a_u + softplus(s_u) · logit(clip(B, ε, 1-ε))) / τ)
+
+    softplus makes the sensitivity non-negative, so every gate, and with it the cost,
+    can only rise with the budget.
+    """
+
+    shares: Tensor
+
+    def __init__(self, units: Units, tau: float = 1.0) -> None:
+        super().__init__()
+        if tau <= 0:
+            raise ValueError(f"tau must be positive, not {tau}")
+        self.tau = tau
+        self.a = nn.Parameter(torch.zeros(len(units)))
+        self.s = nn.Parameter(torch.zeros(len(units)))
+        self.register_buffer("shares", units.shares.float(), persistent=False)
+
+    def forward(self, budget: Tensor | float) -> Tensor:
+        """z(B): [units] for one budget, [batch, units] for a budget an example."""
+        budget = torch.as_tensor(budget, dtype=self.a.dtype, device=self.a.device)
+        logit = torch.logit(budget.clamp(EPS, 1.0 - EPS))[..., None]
+        z = torch.sigmoid((self.a + F.softplus(self.s) * logit) / self.tau)
+        return z
+
+    def cost(self, z: Tensor) -> Tensor:
+        """C = Σ_u share_u · z_u: a scalar, or one number an example."""
+        return z @ self.shares

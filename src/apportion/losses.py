@@ -1,0 +1,26 @@
+"""The losses: what a budget costs (Eq. 5) and what a teacher says (Eq. 6)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def budget_loss(cost: Tensor, budget: Tensor | float, lam: float, beta: float) -> Tensor:
+    """λ·C(B) + β·max(0, C(B) − B)², averaged over examples that have their own budgets."""
+    excess = torch.clamp(cost - budget, min=0.0)
+    return (lam * cost + beta * excess.square()).mean()
+
+
+def distill_loss(
+    task_loss: Tensor, student: Tensor, teacher: Tensor, alpha: float, T: float
+) -> Tensor:
+    """(1−α)·task + α·T²·KL(softmax(teacher/T) ‖ softmax(student/T))."""
+    divergence = F.kl_div(
+        F.log_softmax(student / T, dim=-1),
+        F.log_softmax(teacher / T, dim=-1),
+        reduction="batchmean",
+        log_target=True,
+    )
+    return (1.0 - alpha) * task_loss + alpha * T**2 * divergence

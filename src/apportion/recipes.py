@@ -1,0 +1,106 @@
+"""Recipes: the numbers of each way to train, as values. The paper's numbers are the defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from apportion.gates import check_budget
+
+Objective = Literal["dense", "soft", "straight-through"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One way to train; `fit` reads nothing else about how.
+
+    An objective of "dense" trains a plain model; "soft" trains weights and gates under Eq. 5;
+    "straight-through" trains under hard masks. With a teacher, Eq. 6 takes the place of the
+    plain task loss.
+    """
+
+    name: str
+    objective: Objective
+    epochs: int = 32
+    batch_size: int = 64
+    lr: float = 1e-3
+    gate_lr: float = 1e-2  # the gates' own; 0 freezes them
+    weight_decay: float = 0.01
+    warmup: float = 0.05  # share of the steps in which the learning rate rises from 0
+    clip: float = 1.0  # largest norm of the gradient
+    budgets: tuple[float, float] = (0.25, 1.0)  # drawn uniformly, one a step
+    ramp: float = 0.0  # share of the steps in which the lower end comes down from 1
+    lam: float = 0.02
+    beta: float = 2.0
+    alpha: float = 0.5  # weight of the teacher, where there is one
+    T: float = 2.0
+    floor: int = 0
+    select_at: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)  # budgets that choose the best epoch
+
+    def __post_init__(self) -> None:
+        if self.objective not in ("dense", "soft", "straight-through"):
+            raise ValueError(
+                f"objective must be dense, soft or straight-through, not {self.objective!r}"
+            )
+        low, high = self.budgets
+        check_budget(low)
+        check_budget(high)
+        if low > high:
+            raise ValueError(f"budgets go from low to high, not from {low:g} to {high:g}")
+        for budget in self.select_at:
+            check_budget(budget)
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("lr", "clip", "T"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        for name in ("gate_lr", "weight_decay", "lam", "beta", "floor"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        for name in ("warmup", "ramp", "alpha"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} must be in [0, 1], not {getattr(self, name)}")
+
+    def with_changes(self, **changes: Any) -> Recipe:
+        """The same recipe with some numbers changed; unknown names are an error."""
+        known = {field.name for field in fields(self)}
+        unknown = sorted(set(changes) - known)
+        if unknown:
+            raise ValueError(
+                f"recipe {self.name!r} has no {', '.join(unknown)}; "
+                f"it has {', '.join(sorted(known))}"
+            )
+        return replace(self, **_frozen(changes))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers as plain JSON values."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
+        """The inverse of `to_dict`."""
+        return cls(**_frozen(data))
+
+
+def _frozen(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
+
+
+DENSE = Recipe("dense", "dense")
+BUDGETED = Recipe("budgeted", "soft")
+STATIC = Recipe("static", "soft")
+ADAPT = Recipe("adapt", "straight-through", epochs=1, lr=3e-4)
+RECOVER = Recipe("recover", "dense", epochs=1, lr=3e-4)
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe for recipe in (DENSE, BUDGETED, STATIC, ADAPT, RECOVER)
+}
+
+
+def recipe(name: str, **changes: Any) -> Recipe:
+    """A recipe by its name, with some numbers changed."""
+    if name not in RECIPES:
+        raise ValueError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
+    return RECIPES[name].with_changes(**changes)

@@ -1,0 +1,257 @@
+"""Stages: one model of one method and one seed, trained or scored, then measured.
+
+A stage is keyed by a hash of all that decides its weights, so a warm start is trained once and
+shared by all that come from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from apportion import scoring
+from apportion.allocation import allocate
+from apportion.backbones.encoder import Encoder, EncoderConfig
+from apportion.benchmark import count_parameters, time_budgets
+from apportion.checkpoint import MANIFEST, Checkpoint, load, save, weights_digest
+from apportion.elastic import Elastic
+from apportion.evaluation import SWEEP, Score, evaluate, is_monotone, sweep
+from apportion.recipes import Recipe
+from apportion.records import provenance
+from apportion.tasks import Task
+from apportion.tasks.marked import Marked
+from apportion.training import Tick, fit
+
+SCORES = ("loss-increase", "random")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One model of one method and one seed: trained by a recipe, or the parent's with scores."""
+
+    method: str
+    task: Marked
+    model: Mapping[str, Any]
+    seed: int
+    budgets: tuple[float, ...]  # of the tables
+    recipe: Recipe | None = None
+    score: str | None = None
+    parent: Stage | None = None
+    teacher: Stage | None = None
+    only: float | None = None  # the one budget of a static specialist
+    latency: bool = False  # this is the model that is timed
+
+    @property
+    def key(self) -> str:
+        """A hash of all that decides the stage's weights or scores."""
+        return _digest(
+            {
+                "task": asdict(self.task),
+                "model": dict(self.model),
+                "seed": self.seed,
+                "recipe": self.recipe and self.recipe.to_dict(),
+                "score": self.score,
+                "parent": self.parent and self.parent.key,
+                "teacher": self.teacher and self.teacher.key,
+            }
+        )
+
+    @property
+    def measures(self) -> str:
+        """A hash of what is measured on it: a change of budgets measures again, trains not."""
+        return _digest({"budgets": self.budgets, "sweep": SWEEP, "only": self.only, "v": 1})
+
+    @property
+    def label(self) -> str:
+        """For people: method, budget, seeds."""
+        only = "" if self.only is None else f" {self.only:.2f}"
+        return f"{self.method}{only} · data {self.task.seed} · seed {self.seed}"
+
+
+def is_done(stage: Stage, records: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a stage's records are all there."""
+    return any(
+        r.get("kind") == "stage" and r["stage"] == stage.key and r["measures"] == stage.measures
+        for r in records
+    )
+
+
+def checkpoint_folder(stage: Stage, runs: Path) -> Path:
+    """Where a stage keeps its model."""
+    return runs / f"{stage.method}-{stage.key}"
+
+
+def has_model(stage: Stage, runs: Path) -> bool:
+    """Whether a stage's model is there, or will come from a parent whose model is."""
+    if stage.recipe is None:
+        assert stage.parent is not None
+        return has_model(stage.parent, runs)
+    return (checkpoint_folder(stage, runs) / MANIFEST).exists()
+
+
+def produce(stage: Stage, runs: Path, progress: Callable[[Tick], None] | None = None) -> Checkpoint:
+    """The stage's model: from its folder, or trained now (and first those that it comes from)."""
+    folder = checkpoint_folder(stage, runs)
+    if (folder / MANIFEST).exists():
+        return load(folder)
+    task = stage.task.build()
+    parent = produce(stage.parent, runs, progress) if stage.parent else None
+    if stage.recipe is None:
+        assert parent is not None
+        return parent
+    teacher = produce(stage.teacher, runs, progress).model if stage.teacher else None
+    start = parent.model if parent else new_encoder(task, stage.model, stage.seed)
+    if stage.recipe.objective != "dense" and not isinstance(start, Elastic):
+        start = Elastic(start, length=task.length)
+    state = runs / f"{folder.name}.state"
+    fitted = fit(start, task, stage.recipe, stage.seed, teacher, state, progress=progress)
+    notes = {
+        "task": dict(task.spec),
+        "classes": list(task.classes),
+        "data": task.digest(),
+        "method": stage.method,
+        "seed": stage.seed,
+        "recipes": [
+            *(parent.notes["recipes"] if parent else []),
+            stage.recipe.to_dict(),
+        ],
+        "training": {
+            "epochs": stage.recipe.epochs,
+            "best": asdict(fitted.best),
+            "seconds": round(fitted.seconds, 1),
+            "processes": fitted.processes,
+        },
+    }
+    checkpoint = Checkpoint(fitted.model, notes)
+    save(checkpoint, folder)
+    state.unlink(missing_ok=True)
+    return checkpoint
+
+
+def new_encoder(task: Task, shape: Mapping[str, Any], seed: int) -> Encoder:
+    """An untrained encoder for a task; the same seed gives the same weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Encoder(
+            EncoderConfig(task.vocabulary, task.length, len(task.classes), **dict(shape))
+        )
+
+
+def run_stage(
+    stage: Stage, runs: Path, progress: Callable[[Tick], None] | None = None
+) -> list[dict[str, Any]]:
+    """Trains and measures one stage; the last record says that all of them are there."""
+    checkpoint = produce(stage, runs, progress)
+    task = stage.task.build()
+    where = {
+        "stage": stage.key,
+        "method": stage.method,
+        "data_seed": stage.task.seed,
+        "seed": stage.seed,
+        "only": stage.only,
+    }
+    records = [{**where, **record} for record in _measure_stage(stage, checkpoint, task)]
+    done: dict[str, Any] = {
+        **where,
+        "kind": "stage",
+        "measures": stage.measures,
+        "parent": stage.parent and stage.parent.key,
+        "teacher": stage.teacher and stage.teacher.key,
+        "recipe": stage.recipe and stage.recipe.to_dict(),
+        "score": stage.score,
+        "data": task.digest(),
+        "weights": weights_digest(checkpoint.model),
+        "parameters": count_parameters(_plain(checkpoint.model)),
+        "training": checkpoint.notes["training"] if stage.recipe else None,
+        **provenance(threads=torch.get_num_threads()),
+    }
+    return [*records, done]
+
+
+def _measure_stage(stage: Stage, checkpoint: Checkpoint, task: Task) -> list[dict[str, Any]]:
+    model = checkpoint.model
+    if stage.score is not None:
+        elastic = Elastic(_plain(model), length=task.length)
+        if stage.score == "random":
+            scores = scoring.random(elastic.units, stage.seed)
+        else:
+            scores = scoring.loss_increase(elastic, task.validation)
+        records: list[dict[str, Any]] = [
+            {"kind": "scores", "scores": [round(score, 6) for score in scores.tolist()]}
+        ]
+        for budget in stage.budgets:
+            allocation = allocate(scores, elastic.units, budget)
+            score = evaluate(elastic, task.test, allocation=allocation, form="hard")
+            records.append(_point("hard", budget, score))
+        return records
+    if not isinstance(model, Elastic):
+        return [_point("dense", 1.0, evaluate(model, task.test))]
+    if stage.only is not None:
+        return [
+            _point(form, stage.only, evaluate(model, task.test, stage.only, form))
+            for form in ("soft", "hard")
+        ]
+    points = sweep(model, task.test)
+    records = [_point(point.form, point.budget, point.score) for point in points]
+    for budget in stage.budgets:
+        records.append(_point("cut", budget, evaluate(model, task.test, budget, "cut")))
+    records.append({"kind": "monotone", "monotone": is_monotone(points)})
+    with torch.no_grad():
+        for budget in (*stage.budgets, 1.0):
+            z = [round(v, 4) for v in model.gates(budget).tolist()]
+            kept = model.allocation(budget).to_dict()
+            records.append({"kind": "gates", "budget": budget, "z": z, "kept": kept})
+    return records
+
+
+def _point(form: str, budget: float, score: Score) -> dict[str, Any]:
+    return {
+        "kind": "point",
+        "form": form,
+        "budget": budget,
+        "split": "test",
+        "rows": score.rows,
+        "accuracy": round(score.accuracy, 6),
+        "loss": round(score.loss, 6),
+        "cost": round(score.cost, 6),
+    }
+
+
+def time_stage(
+    stage: Stage,
+    runs: Path,
+    batch: int = 64,
+    repeats: int = 41,
+    threads: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Latency of a stage's model at each budget: dense, soft, hard mask and cut, side by side."""
+    model = produce(stage, runs).model
+    task = stage.task.build()
+    inputs, _ = task.test.batch(torch.arange(min(batch, len(task.test))))
+    return [
+        {
+            "stage": stage.key,
+            "method": stage.method,
+            "data_seed": stage.task.seed,
+            "seed": stage.seed,
+            **record,
+            **provenance(),
+        }
+        for record in time_budgets(model, inputs, stage.budgets, repeats, threads, progress)
+    ]
+
+
+def _plain(model: nn.Module) -> nn.Module:
+    return model.plain() if isinstance(model, Elastic) else model
+
+
+def _digest(parts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,364 @@
+"""fit: the one training loop, on Accelerate.
+
+Everything random is a function of (seed, purpose, step), so nothing about the past has to be
+remembered to go on from a step: a run that was killed ends with the weights of one that was not.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from apportion.checkpoint import TrainingState, load_state, save_state, weights_digest
+from apportion.elastic import Elastic
+from apportion.evaluation import count_correct, logits_of
+from apportion.losses import budget_loss, distill_loss
+from apportion.recipes import Recipe
+from apportion.tasks import Split, Task
+
+_ORDER, _BUDGET, _NOISE = range(3)  # purposes of random numbers
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What a progress bar shows after a step."""
+
+    recipe: str
+    step: int
+    steps: int
+    epoch: int
+    epochs: int
+    loss: float
+    cost: float
+    accuracy: float | None  # on validation, after the last finished epoch
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What was seen at the end of an epoch, on the validation split."""
+
+    epoch: int
+    train_loss: float
+    accuracy: float
+    objective: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The model of the best epoch, and how it came about."""
+
+    model: nn.Module
+    recipe: Recipe
+    seed: int
+    best: Epoch
+    history: tuple[Epoch, ...]
+    seconds: float
+    processes: int
+
+
+def fit(
+    model: nn.Module,
+    task: Task,
+    recipe: Recipe,
+    seed: int,
+    teacher: nn.Module | None = None,
+    state: Path | None = None,
+    save_every: float = 30.0,
+    progress: Callable[[Tick], None] | None = None,
+) -> Fitted:
+    """A new model, trained by the recipe; the given one is left alone.
+
+    The epoch that is best on validation is kept: the highest accuracy averaged over the recipe's
+    budgets, ties to the lower objective. With a `state` file, training is saved there every
+    `save_every` seconds, and goes on from it if it exists.
+    """
+    _check(model, recipe)
+    run = _Run(model, task, recipe, seed, teacher, state, save_every, progress)
+    with torch.random.fork_rng():
+        return run.train()
+
+
+class _Run:
+    """One call of `fit`: what its steps share."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        recipe: Recipe,
+        seed: int,
+        teacher: nn.Module | None,
+        state: Path | None,
+        save_every: float,
+        progress: Callable[[Tick], None] | None,
+    ) -> None:
+        self.recipe, self.task, self.seed = recipe, task, seed
+        self.state_path, self.save_every, self.progress = state, save_every, progress
+        # `cpu` is what makes several processes on processors talk to each other.
+        self.accelerator = Accelerator(cpu=not torch.accelerator.is_available())
+        self.identity = _identity(model, task, recipe, seed, teacher)
+        student = copy.deepcopy(model)
+        optimizer = torch.optim.AdamW(_parameter_groups(student, recipe))
+        self.base_lrs = [group["lr"] for group in optimizer.param_groups]
+        self.student: nn.Module
+        self.optimizer: torch.optim.Optimizer
+        self.student, self.optimizer = self.accelerator.prepare(student, optimizer)
+        self.teacher = None
+        if teacher is not None:
+            self.teacher = copy.deepcopy(teacher).to(self.accelerator.device).eval()
+        self.steps_per_epoch = math.ceil(len(task.train) / recipe.batch_size)
+        self.steps = self.steps_per_epoch * recipe.epochs
+        self.step = 0
+        self.history: list[Epoch] = []
+        self.best: Epoch | None = None
+        self.best_weights: dict[str, Tensor] = {}
+        self.epoch_loss = 0.0
+        self.seconds = 0.0
+
+    def train(self) -> Fitted:
+        self._resume()
+        started = saved = time.monotonic()
+        before = self.seconds
+        while self.step < self.steps:
+            epoch, inside = divmod(self.step, self.steps_per_epoch)
+            if inside == 0:
+                self.epoch_loss = 0.0
+            loss, cost = self._one_step(epoch, inside)
+            self.epoch_loss += loss
+            self.step += 1
+            self.seconds = before + time.monotonic() - started
+            if self.step % self.steps_per_epoch == 0:
+                self._end_epoch(epoch)
+            if self.state_path and time.monotonic() - saved >= self.save_every:
+                self._save()
+                saved = time.monotonic()
+            if self.progress and self.accelerator.is_main_process:
+                accuracy = self.history[-1].accuracy if self.history else None
+                self.progress(
+                    Tick(
+                        self.recipe.name,
+                        self.step,
+                        self.steps,
+                        epoch + 1,
+                        self.recipe.epochs,
+                        loss,
+                        cost,
+                        accuracy,
+                    )
+                )
+        assert self.best is not None
+        model = self._unwrapped()
+        model.load_state_dict(self.best_weights)
+        return Fitted(
+            model.cpu().eval(),
+            self.recipe,
+            self.seed,
+            self.best,
+            tuple(self.history),
+            before + time.monotonic() - started,
+            self.accelerator.num_processes,
+        )
+
+    def _one_step(self, epoch: int, inside: int) -> tuple[float, float]:
+        recipe = self.recipe
+        torch.manual_seed(self._number(_NOISE, self.step, self.accelerator.process_index))
+        budget = self._draw_budget()
+        inputs, labels = self._batch(epoch, inside)
+        self._set_learning_rate()
+        self.student.train()
+        options: dict[str, Any] = {}
+        if recipe.objective != "dense":
+            options = {"budget": budget, "mode": recipe.objective, "floor": recipe.floor}
+        logits = logits_of(self.student(**inputs, **options))
+        loss = F.cross_entropy(logits, labels)
+        if self.teacher is not None:
+            with torch.no_grad():
+                soft = {"budget": budget} if isinstance(self.teacher, Elastic) else {}
+                says = logits_of(self.teacher(**inputs, **soft))
+            loss = distill_loss(loss, logits, says, recipe.alpha, recipe.T)
+        cost = 1.0
+        model = self._unwrapped()
+        if isinstance(model, Elastic):
+            paid = model.cost(budget)
+            cost = float(paid.detach())
+            if recipe.objective == "soft":
+                loss = loss + budget_loss(paid, budget, recipe.lam, recipe.beta)
+        self.optimizer.zero_grad()
+        self.accelerator.backward(loss)
+        self.accelerator.clip_grad_norm_(self.student.parameters(), recipe.clip)
+        self.optimizer.step()
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise ValueError(
+                f"the loss is {value} at step {self.step} of recipe {recipe.name!r}; "
+                f"a learning rate below {recipe.lr:g} may help"
+            )
+        return value, cost
+
+    def _batch(self, epoch: int, inside: int) -> tuple[dict[str, Tensor], Tensor]:
+        """This process's rows of the step's batch."""
+        order = self._order(epoch)
+        rows = order[inside * self.recipe.batch_size :][: self.recipe.batch_size]
+        mine = rows[self.accelerator.process_index :: self.accelerator.num_processes]
+        inputs, labels = self.task.train.batch(mine if len(mine) else rows[:1])
+        device = self.accelerator.device
+        return {name: values.to(device) for name, values in inputs.items()}, labels.to(device)
+
+    def _order(self, epoch: int) -> Tensor:
+        generator = np.random.default_rng([self.seed, _ORDER, epoch])
+        return torch.from_numpy(generator.permutation(len(self.task.train)))
+
+    def _draw_budget(self) -> float:
+        """B ~ U[low, high], the low end coming down from the high one while the ramp lasts."""
+        low, high = self.recipe.budgets
+        if self.recipe.ramp:
+            low = high - (high - low) * min(1.0, self.step / (self.recipe.ramp * self.steps))
+        generator = np.random.default_rng([self.seed, _BUDGET, self.step])
+        return float(generator.uniform(low, high))
+
+    def _number(self, *key: int) -> int:
+        return int(np.random.SeedSequence([self.seed, *key]).generate_state(1)[0])
+
+    def _set_learning_rate(self) -> None:
+        """Linear warm-up, then linear decay to 0."""
+        warm = max(1.0, self.recipe.warmup * self.steps)
+        rising = min(1.0, (self.step + 1) / warm)
+        falling = (self.steps - self.step) / max(1.0, self.steps - warm)
+        for group, lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            group["lr"] = lr * min(rising, falling)
+
+    def _end_epoch(self, epoch: int) -> None:
+        accuracy, objective = self._validate()
+        done = Epoch(
+            epoch + 1, self.epoch_loss / self.steps_per_epoch, accuracy, objective, self.seconds
+        )
+        self.history.append(done)
+        best = self.best
+        if best is None or (accuracy, -objective) > (best.accuracy, -best.objective):
+            self.best = done
+            self.best_weights = _copy_weights(self._unwrapped())
+
+    def _validate(self) -> tuple[float, float]:
+        """Accuracy and objective on validation, averaged over the recipe's budgets."""
+        model, recipe = self._unwrapped(), self.recipe
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        mine = torch.arange(rank, len(self.task.validation), world)
+        part = Split(*self.task.validation.batch(mine))
+        settings: list[dict[str, Any]] = [{}]
+        penalty = 0.0
+        if isinstance(model, Elastic):
+            mode = "soft" if recipe.objective == "soft" else "hard"
+            settings = [
+                {"budget": budget, "mode": mode, "floor": recipe.floor}
+                for budget in recipe.select_at
+            ]
+            if mode == "soft":
+                budgets = torch.tensor(recipe.select_at, device=self.accelerator.device)
+                with torch.no_grad():
+                    costs = model.cost(budgets)
+                penalty = float(budget_loss(costs, budgets, recipe.lam, recipe.beta))
+        counts = torch.tensor(
+            [count_correct(model, part, **options) for options in settings], dtype=torch.float64
+        )
+        counts = self.accelerator.reduce(counts.to(self.accelerator.device), "sum").cpu()
+        correct, losses = (counts / len(self.task.validation)).unbind(dim=1)
+        return float(correct.mean()), float(losses.mean()) + penalty
+
+    def _unwrapped(self) -> nn.Module:
+        model: nn.Module = self.accelerator.unwrap_model(self.student)
+        return model
+
+    def _save(self) -> None:
+        if not self.accelerator.is_main_process:
+            return
+        assert self.state_path is not None
+        notes = {
+            "identity": self.identity,
+            "step": self.step,
+            "history": [asdict(epoch) for epoch in self.history],
+            "best": self.best and asdict(self.best),
+            "epoch_loss": self.epoch_loss,
+            "seconds": self.seconds,
+        }
+        weights = self._unwrapped().state_dict()
+        moments = self.optimizer.state_dict()["state"]
+        save_state(self.state_path, TrainingState(weights, self.best_weights, moments, notes))
+
+    def _resume(self) -> None:
+        if self.state_path is None or not self.state_path.exists():
+            return
+        saved = load_state(self.state_path)
+        if saved.notes["identity"] != self.identity:
+            raise ValueError(
+                f"{self.state_path} belongs to another run (other weights, data, recipe or seed); "
+                "remove it or choose another folder"
+            )
+        self._unwrapped().load_state_dict(saved.weights)
+        now = self.optimizer.state_dict()
+        self.optimizer.load_state_dict({**now, "state": saved.moments})
+        self.best_weights = saved.best
+        notes = saved.notes
+        self.step = notes["step"]
+        self.history = [Epoch(**epoch) for epoch in notes["history"]]
+        self.best = Epoch(**notes["best"]) if notes["best"] else None
+        self.epoch_loss = notes["epoch_loss"]
+        self.seconds = notes["seconds"]
+
+
+def _check(model: nn.Module, recipe: Recipe) -> None:
+    elastic = isinstance(model, Elastic)
+    if recipe.objective == "dense" and elastic:
+        raise ValueError(f"recipe {recipe.name!r} trains a plain model; give it `elastic.plain()`")
+    if recipe.objective != "dense" and not elastic:
+        raise ValueError(f"recipe {recipe.name!r} trains gates; wrap the model: `Elastic(model)`")
+
+
+def _parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """Matrices decay, vectors do not, gates have a learning rate of their own."""
+    gates: list[nn.Parameter] = []
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if isinstance(model, Elastic) and name.startswith("gates."):
+            parameter.requires_grad_(recipe.gate_lr > 0)
+            gates.append(parameter)
+        else:
+            (matrices if parameter.dim() > 1 else vectors).append(parameter)
+    groups = [
+        {"params": matrices, "lr": recipe.lr, "weight_decay": recipe.weight_decay},
+        {"params": vectors, "lr": recipe.lr, "weight_decay": 0.0},
+        {"params": gates, "lr": recipe.gate_lr, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _copy_weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+
+
+def _identity(
+    model: nn.Module, task: Task, recipe: Recipe, seed: int, teacher: nn.Module | None
+) -> str:
+    """A hash of all that decides how a run ends."""
+    parts = {
+        "weights": weights_digest(model),
+        "teacher": teacher and weights_digest(teacher),
+        "data": task.digest(),
+        "recipe": recipe.to_dict(),
+        "seed": seed,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

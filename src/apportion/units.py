@@ -1,0 +1,163 @@
+"""The units of a model, what each costs, and which of them an allocation keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KINDS = ("heads", "feedforward")  # also their order inside a layer
+
+
+@dataclass(frozen=True, order=True)
+class Unit:
+    """What can be switched off: the index-th head or feed-forward block of a layer."""
+
+    layer: int
+    kind_order: int
+    index: int
+
+    @property
+    def kind(self) -> str:
+        """Its name in `KINDS`."""
+        return KINDS[self.kind_order]
+
+
+@dataclass(frozen=True)
+class Units:
+    """All units of a model in (layer, kind, index) order, each with its cost.
+
+    Costs are in any one measure (the paper's heads cost 1 each); only their shares matter.
+    """
+
+    members: tuple[Unit, ...]
+    costs: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.members) == len(self.costs)
+        assert list(self.members) == sorted(set(self.members)), "units out of order"
+        if not self.members:
+            raise ValueError("a model with no units has nothing to allocate")
+        if min(self.costs) <= 0:
+            raise ValueError(f"every unit must cost something, not {min(self.costs)}")
+
+    @classmethod
+    def grid(cls, layers: int, heads: int) -> Units:
+        """The paper's units: equal heads in equal layers, each of cost 1."""
+        members = tuple(Unit(layer, 0, head) for layer in range(layers) for head in range(heads))
+        return cls(members, (1.0,) * len(members))
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __iter__(self) -> Iterator[Unit]:
+        return iter(self.members)
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """Each unit's share of the whole cost [units]; they sum to 1."""
+        costs = torch.tensor(self.costs, dtype=torch.float64)
+        return costs / costs.sum()
+
+    @cached_property
+    def spans(self) -> dict[tuple[int, str], slice]:
+        """Where the units of a (layer, kind) stand: always one run, because of the order."""
+        bounds: dict[tuple[int, str], slice] = {}
+        for position, unit in enumerate(self.members):
+            key = (unit.layer, unit.kind)
+            start = bounds[key].start if key in bounds else position
+            bounds[key] = slice(start, position + 1)
+        return bounds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values: `[layer, kind, count, cost of one]` for each run of equal units."""
+        runs = []
+        for (layer, kind), span in self.spans.items():
+            costs = set(self.costs[span])
+            assert len(costs) == 1, "units of one layer and kind cost the same"
+            runs.append([layer, kind, span.stop - span.start, costs.pop()])
+        return {"runs": runs}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Units:
+        """The inverse of `to_dict`."""
+        members: list[Unit] = []
+        costs: list[float] = []
+        for layer, kind, count, cost in data["runs"]:
+            if kind not in KINDS:
+                raise ValueError(f"unknown kind of unit {kind!r}; known: {', '.join(KINDS)}")
+            members += [Unit(int(layer), KINDS.index(kind), index) for index in range(count)]
+            costs += [float(cost)] * count
+        return cls(tuple(members), tuple(costs))
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Which units stay."""
+
+    units: Units
+    kept: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.kept) == len(self.units)
+
+    @classmethod
+    def everything(cls, units: Units) -> Allocation:
+        """Every unit stays: the dense model."""
+        return cls(units, (True,) * len(units))
+
+    @classmethod
+    def of(cls, units: Units, chosen: Iterable[int]) -> Allocation:
+        """The units at these positions stay, the others go."""
+        positions = set(chosen)
+        return cls(units, tuple(position in positions for position in range(len(units))))
+
+    @property
+    def cost(self) -> float:
+        """The share of the units' whole cost that stays, in [0, 1]."""
+        return float(self.units.shares[torch.tensor(self.kept)].sum())
+
+    @property
+    def count(self) -> int:
+        """How many units stay."""
+        return sum(self.kept)
+
+    def mask(self) -> Tensor:
+        """1.0 for a unit that stays, 0.0 for one that goes [units]."""
+        return torch.tensor(self.kept, dtype=torch.float32)
+
+    def indices(self, layer: int, kind: str) -> list[int]:
+        """The indices of a layer's units of a kind that stay."""
+        span = self.units.spans.get((layer, kind))
+        if span is None:
+            return []
+        members = zip(self.units.members[span], self.kept[span], strict=True)
+        return [unit.index for unit, kept in members if kept]
+
+    def to_dict(self) -> dict[str, dict[str, list[int]]]:
+        """Plain JSON for people: `{"layer 0": {"heads": [0, 3]}, …}`, empty layers included."""
+        layers: dict[str, dict[str, list[int]]] = {}
+        for layer, kind in self.units.spans:
+            layers.setdefault(f"layer {layer}", {})[kind] = self.indices(layer, kind)
+        return layers
+
+    @classmethod
+    def from_dict(cls, units: Units, data: Mapping[str, Mapping[str, Sequence[int]]]) -> Allocation:
+        """The inverse of `to_dict`, for the units of the same model."""
+        kept = []
+        for unit in units:
+            try:
+                indices = data[f"layer {unit.layer}"][unit.kind]
+            except KeyError:
+                raise ValueError(
+                    f"the allocation says nothing of the {unit.kind} of layer {unit.layer}"
+                ) from None
+            kept.append(unit.index in indices)
+        allocation = cls(units, tuple(kept))
+        if allocation.to_dict() != {k: dict(v) for k, v in data.items()}:
+            raise ValueError("the allocation names units that this model does not have")
+        return allocation
