@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from apportion.backbones.encoder import Encoder, EncoderConfig
-from apportion.elastic import Elastic
+from apportion.elastic import Elastic, plain_of
 from apportion.records import replacing
 from apportion.sites import find_sites, units_of
 from apportion.surgery import cut
@@ -182,7 +182,7 @@ def load_state(path: Path) -> TrainingState:
 
 def _write(checkpoint: Checkpoint, folder: Path) -> None:
     model = checkpoint.model
-    plain = model.plain() if isinstance(model, Elastic) else model
+    plain = plain_of(model)
     if not isinstance(plain, Encoder):
         raise ValueError(f"{type(plain).__name__} is not a model that a checkpoint can hold")
     manifest: dict[str, Any] = {

@@ -119,6 +119,11 @@ def plain_copy(model: nn.Module) -> nn.Module:
     return plain
 
 
+def plain_of(model: nn.Module) -> nn.Module:
+    """What is inside an elastic model, as a copy; any other model as it is."""
+    return model.plain() if isinstance(model, Elastic) else model
+
+
 class _Gating:
     """Scales each unit's columns of a module's input by the gates of the call."""
 

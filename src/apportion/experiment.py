@@ -1,31 +1,18 @@
-"""Experiments: a TOML file → stages → records.
-
-A stage whose records are there is not run again. Killed at any moment, a run goes on where it was.
-"""
+"""Experiments: a TOML file → frozen values and the stages they ask for. An unknown key is an error."""
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
-
-from apportion import records
 from apportion.backbones.encoder import EncoderConfig
 from apportion.gates import check_budget
 from apportion.recipes import RECIPES, recipe
-from apportion.stages import SCORES, Stage, has_model, is_done, run_stage, time_stage
+from apportion.stages import SCORES, Stage
 from apportion.tasks.marked import Marked
-from apportion.training import Tick
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,6 +20,48 @@ else:
     import tomli as tomllib
 
 _STAGE_KEYS = {"method", "recipe", "score", "from", "teacher", "grid", "each", "latency"}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A row of the paper's table, as printed there, and the point of ours that it stands beside."""
+
+    name: str
+    method: str
+    form: str
+    budget: float
+    cost: str
+    accuracy: str
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What an experiment sets out to reach; accuracies in percent."""
+
+    name: str
+    method: str
+    form: str = "soft"
+    budget: float = 1.0
+    mean_accuracy: float | None = None  # at least
+    every_accuracy: float | None = None  # each seed above
+    cost: float | None = None  # at most
+    share_of_bound: float | None = None  # measured speed-up over the bound, at least
+    monotone: bool = False
+
+    def asks(self) -> str:
+        """The goal in words."""
+        parts = []
+        if self.mean_accuracy is not None:
+            parts.append(f"mean ≥ {self.mean_accuracy:g} %")
+        if self.every_accuracy is not None:
+            parts.append(f"every seed > {self.every_accuracy:g} %")
+        if self.cost is not None:
+            parts.append(f"cost ≤ {self.cost:g}")
+        if self.share_of_bound is not None:
+            parts.append(f"≥ {100 * self.share_of_bound:g} % of the bound by MACs")
+        if self.monotone:
+            parts.append("monotone for every seed")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -47,8 +76,11 @@ class Experiment:
     seeds: tuple[int, ...]
     budgets: tuple[float, ...]
     stages: tuple[Stage, ...]
-    paper: str | None = None  # the paper's study that this one is laid beside
-    notes: tuple[str, ...] = ()
+    paper: tuple[Reference, ...] = ()
+    goals: tuple[Goal, ...] = ()
+
+
+_ROWS: dict[str, type] = {"paper": Reference, "goal": Goal}
 
 
 def read_experiment(path: Path) -> Experiment:
@@ -65,9 +97,17 @@ def read_experiment(path: Path) -> Experiment:
         raise ValueError(f"{path.name}: {error}") from None
 
 
+def current(experiment: Experiment, have: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The records that belong to an experiment as it is now, without what it no longer holds."""
+    keys = {stage.key for stage in experiment.stages}
+    return [dict(record) for record in have if record.get("stage") in keys]
+
+
 def _experiment(data: dict[str, Any]) -> Experiment:
-    known = {"name", "title", "paper", "notes", "budgets", "seeds", "task", "model", "stage"}
+    known = {"name", "title", "budgets", "seeds", "task", "model", "stage", "paper", "goal"}
     _no_other_keys("the file", data, known)
+    for section, row in ((s, r) for s in ("paper", "goal") for r in data.get(s, ())):
+        _no_other_keys(f"[[{section}]]", row, {f.name for f in fields(_ROWS[section])})
     for needed in ("name", "seeds", "task", "model", "stage"):
         if needed not in data:
             raise ValueError(f"{needed!r} is missing")
@@ -100,8 +140,8 @@ def _experiment(data: dict[str, Any]) -> Experiment:
         seeds=seeds,
         budgets=budgets,
         stages=tuple(stages),
-        paper=data.get("paper"),
-        notes=tuple(data.get("notes", ())),
+        paper=tuple(Reference(**row) for row in data.get("paper", ())),
+        goals=tuple(Goal(**row) for row in data.get("goal", ())),
     )
 
 
@@ -164,137 +204,3 @@ def _no_other_keys(where: str, data: Mapping[str, Any], known: set[str]) -> None
         raise ValueError(
             f"{where} has unknown keys {', '.join(unknown)}; known: {', '.join(sorted(known))}"
         )
-
-
-class Watcher(Protocol):
-    """Whoever shows people how far a run is."""
-
-    def started(self, stage: Stage, left: int) -> None:
-        """A stage begins; `left` are still to do, this one included."""
-
-    def ticked(self, stage: Stage, tick: Tick) -> None:
-        """A stage took a training step."""
-
-    def finished(self, stage: Stage, seconds: float) -> None:
-        """A stage's records are on disk."""
-
-    def timing(self, stage: Stage, done: int, of: int) -> None:
-        """A stage's model is being timed."""
-
-
-def run(
-    experiment: Experiment, runs: Path, results: Path, watcher: Watcher, jobs: int = 1
-) -> list[dict[str, Any]]:
-    """All records of an experiment, after running the stages whose records are not there yet.
-
-    Each of several jobs is a process with its share of the threads. Timing comes last and alone.
-    """
-    if jobs < 1:
-        raise ValueError(f"jobs must be at least 1, not {jobs}")
-    have = records.read(results)
-    todo = [stage for stage in experiment.stages if not is_done(stage, have)]
-    if jobs == 1:
-        for number, stage in enumerate(todo):
-            watcher.started(stage, len(todo) - number)
-            started = time.monotonic()
-            records.append(results, *run_stage(stage, runs, partial(watcher.ticked, stage)))
-            watcher.finished(stage, time.monotonic() - started)
-    elif todo:
-        _run_in_parallel(todo, runs, results, watcher, jobs)
-    for stage in experiment.stages:
-        if stage.latency and not _is_timed(stage, have):
-            watcher.started(stage, 1)
-            started = time.monotonic()
-            new = time_stage(stage, runs, progress=partial(watcher.timing, stage))
-            records.append(results, *new)
-            watcher.finished(stage, time.monotonic() - started)
-    return current(experiment, records.read(results))
-
-
-def current(experiment: Experiment, have: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The records that belong to an experiment as it is now, without what it no longer holds."""
-    keys = {stage.key for stage in experiment.stages}
-    return [dict(record) for record in have if record.get("stage") in keys]
-
-
-def _is_timed(stage: Stage, have: Iterable[Mapping[str, Any]]) -> bool:
-    timed = {r["budget"] for r in have if r.get("kind") == "latency" and r["stage"] == stage.key}
-    return timed >= set(stage.budgets)
-
-
-def _run_in_parallel(
-    todo: list[Stage], runs: Path, results: Path, watcher: Watcher, jobs: int
-) -> None:
-    context = get_context("spawn")
-    ticks: Any = context.Queue()
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    by_key = {stage.key: stage for stage in todo}
-    running: dict[Future[list[dict[str, Any]]], tuple[Stage, float]] = {}
-    waiting = list(todo)
-    pool = ProcessPoolExecutor(jobs, context, _begin_worker, (ticks, threads))
-    try:
-        while waiting or running:
-            busy = {stage.key for stage, _ in running.values()}
-            for stage in [s for s in waiting if _is_ready(s, runs, busy, by_key)]:
-                if len(running) == jobs:
-                    break
-                watcher.started(stage, len(waiting) + len(running))
-                running[pool.submit(_work, stage, runs)] = (stage, time.monotonic())
-                waiting.remove(stage)
-                busy.add(stage.key)
-            done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-            while not ticks.empty():
-                key, tick = ticks.get()
-                watcher.ticked(by_key[key], tick)
-            for future in done:
-                stage, started = running.pop(future)
-                records.append(results, *future.result())
-                watcher.finished(stage, time.monotonic() - started)
-    except BrokenProcessPool:
-        raise OSError("a worker process was ended; run the same command again to go on") from None
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _is_ready(stage: Stage, runs: Path, busy: set[str], todo: Mapping[str, Stage]) -> bool:
-    """Whether a stage can start: what it comes from is there, or nobody else will make it."""
-    for source in (stage.parent, stage.teacher):
-        if source is None or has_model(source, runs):
-            continue
-        # A source whose records exist but whose model is gone is made again by the first stage
-        # that needs it; a second one waits until that is done.
-        remade = any(source.key in _sources(todo[key]) for key in busy if key in todo)
-        if source.key in todo or source.key in busy or remade:
-            return False
-        if not _is_ready(source, runs, busy, todo):
-            return False
-    return True
-
-
-def _sources(stage: Stage) -> set[str]:
-    found: set[str] = set()
-    for source in (stage.parent, stage.teacher):
-        if source is not None:
-            found |= {source.key} | _sources(source)
-    return found
-
-
-_ticks: Any = None
-
-
-def _begin_worker(ticks: Any, threads: int) -> None:
-    global _ticks
-    _ticks = ticks
-    torch.set_num_threads(threads)
-
-
-def _work(stage: Stage, runs: Path) -> list[dict[str, Any]]:
-    last = 0.0
-
-    def tell(tick: Tick) -> None:
-        nonlocal last
-        if time.monotonic() - last > 0.5 or tick.step == tick.steps:
-            last = time.monotonic()
-            _ticks.put((stage.key, tick))
-
-    return run_stage(stage, runs, tell)

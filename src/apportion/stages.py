@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from apportion import scoring
 from apportion.allocation import allocate
 from apportion.backbones.encoder import Encoder, EncoderConfig
 from apportion.benchmark import count_parameters, time_budgets
 from apportion.checkpoint import MANIFEST, Checkpoint, load, save, weights_digest
-from apportion.elastic import Elastic
+from apportion.elastic import Elastic, plain_of
 from apportion.evaluation import SWEEP, Score, evaluate, is_monotone, sweep
 from apportion.recipes import Recipe
 from apportion.records import provenance
@@ -168,7 +167,7 @@ def run_stage(
         "score": stage.score,
         "data": task.digest(),
         "weights": weights_digest(checkpoint.model),
-        "parameters": count_parameters(_plain(checkpoint.model)),
+        "parameters": count_parameters(plain_of(checkpoint.model)),
         "training": checkpoint.notes["training"] if stage.recipe else None,
         **provenance(threads=torch.get_num_threads()),
     }
@@ -178,7 +177,7 @@ def run_stage(
 def _measure_stage(stage: Stage, checkpoint: Checkpoint, task: Task) -> list[dict[str, Any]]:
     model = checkpoint.model
     if stage.score is not None:
-        elastic = Elastic(_plain(model), length=task.length)
+        elastic = Elastic(plain_of(model), length=task.length)
         if stage.score == "random":
             scores = scoring.random(elastic.units, stage.seed)
         else:
@@ -247,10 +246,6 @@ def time_stage(
         }
         for record in time_budgets(model, inputs, stage.budgets, repeats, threads, progress)
     ]
-
-
-def _plain(model: nn.Module) -> nn.Module:
-    return model.plain() if isinstance(model, Elastic) else model
 
 
 def _digest(parts: Mapping[str, Any]) -> str:

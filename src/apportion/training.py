@@ -1,8 +1,4 @@
-"""fit: the one training loop, on Accelerate.
-
-Everything random is a function of (seed, purpose, step), so nothing about the past has to be
-remembered to go on from a step: a run that was killed ends with the weights of one that was not.
-"""
+"""fit: the one training loop, on Accelerate."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
@@ -27,9 +22,14 @@ from apportion.elastic import Elastic
 from apportion.evaluation import count_correct, logits_of
 from apportion.losses import budget_loss, distill_loss
 from apportion.recipes import Recipe
+from apportion.schedule import (
+    draw_budget,
+    learning_rate_share,
+    noise_seed,
+    parameter_groups,
+    row_order,
+)
 from apportion.tasks import Split, Task
-
-_ORDER, _BUDGET, _NOISE = range(3)  # purposes of random numbers
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class _Run:
         self.accelerator = Accelerator(cpu=not torch.accelerator.is_available())
         self.identity = _identity(model, task, recipe, seed, teacher)
         student = copy.deepcopy(model)
-        optimizer = torch.optim.AdamW(_parameter_groups(student, recipe))
+        optimizer = torch.optim.AdamW(parameter_groups(student, recipe))
         self.base_lrs = [group["lr"] for group in optimizer.param_groups]
         self.student: nn.Module
         self.optimizer: torch.optim.Optimizer
@@ -175,10 +175,11 @@ class _Run:
 
     def _one_step(self, epoch: int, inside: int) -> tuple[float, float]:
         recipe = self.recipe
-        torch.manual_seed(self._number(_NOISE, self.step, self.accelerator.process_index))
-        budget = self._draw_budget()
+        torch.manual_seed(noise_seed(self.seed, self.step, self.accelerator.process_index))
+        budget = draw_budget(recipe, self.seed, self.step, self.steps)
         inputs, labels = self._batch(epoch, inside)
-        self._set_learning_rate()
+        for group, lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            group["lr"] = lr * learning_rate_share(recipe, self.step, self.steps)
         self.student.train()
         options: dict[str, Any] = {}
         if recipe.objective != "dense":
@@ -211,35 +212,12 @@ class _Run:
 
     def _batch(self, epoch: int, inside: int) -> tuple[dict[str, Tensor], Tensor]:
         """This process's rows of the step's batch."""
-        order = self._order(epoch)
-        rows = order[inside * self.recipe.batch_size :][: self.recipe.batch_size]
+        size = self.recipe.batch_size
+        rows = row_order(self.seed, epoch, len(self.task.train))[inside * size :][:size]
         mine = rows[self.accelerator.process_index :: self.accelerator.num_processes]
         inputs, labels = self.task.train.batch(mine if len(mine) else rows[:1])
         device = self.accelerator.device
         return {name: values.to(device) for name, values in inputs.items()}, labels.to(device)
-
-    def _order(self, epoch: int) -> Tensor:
-        generator = np.random.default_rng([self.seed, _ORDER, epoch])
-        return torch.from_numpy(generator.permutation(len(self.task.train)))
-
-    def _draw_budget(self) -> float:
-        """B ~ U[low, high], the low end coming down from the high one while the ramp lasts."""
-        low, high = self.recipe.budgets
-        if self.recipe.ramp:
-            low = high - (high - low) * min(1.0, self.step / (self.recipe.ramp * self.steps))
-        generator = np.random.default_rng([self.seed, _BUDGET, self.step])
-        return float(generator.uniform(low, high))
-
-    def _number(self, *key: int) -> int:
-        return int(np.random.SeedSequence([self.seed, *key]).generate_state(1)[0])
-
-    def _set_learning_rate(self) -> None:
-        """Linear warm-up, then linear decay to 0."""
-        warm = max(1.0, self.recipe.warmup * self.steps)
-        rising = min(1.0, (self.step + 1) / warm)
-        falling = (self.steps - self.step) / max(1.0, self.steps - warm)
-        for group, lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
-            group["lr"] = lr * min(rising, falling)
 
     def _end_epoch(self, epoch: int) -> None:
         accuracy, objective = self._validate()
@@ -325,25 +303,6 @@ def _check(model: nn.Module, recipe: Recipe) -> None:
         raise ValueError(f"recipe {recipe.name!r} trains a plain model; give it `elastic.plain()`")
     if recipe.objective != "dense" and not elastic:
         raise ValueError(f"recipe {recipe.name!r} trains gates; wrap the model: `Elastic(model)`")
-
-
-def _parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """Matrices decay, vectors do not, gates have a learning rate of their own."""
-    gates: list[nn.Parameter] = []
-    matrices: list[nn.Parameter] = []
-    vectors: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if isinstance(model, Elastic) and name.startswith("gates."):
-            parameter.requires_grad_(recipe.gate_lr > 0)
-            gates.append(parameter)
-        else:
-            (matrices if parameter.dim() > 1 else vectors).append(parameter)
-    groups = [
-        {"params": matrices, "lr": recipe.lr, "weight_decay": recipe.weight_decay},
-        {"params": vectors, "lr": recipe.lr, "weight_decay": 0.0},
-        {"params": gates, "lr": recipe.gate_lr, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
 
 
 def _copy_weights(model: nn.Module) -> dict[str, Tensor]:

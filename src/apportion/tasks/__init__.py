@@ -29,8 +29,8 @@ class Split:
 
     def batches(self, size: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         """All rows in order, in batches."""
-        for rows in torch.arange(len(self)).split(size):
-            yield self.batch(rows)
+        for start in range(0, len(self), size):
+            yield self.batch(torch.arange(start, min(start + size, len(self))))
 
     def digest(self) -> str:
         """A short hash of every input and label: what a record names as its data."""

@@ -1,0 +1,1 @@
+"""Reporting: records → tables, figures, one HTML page."""

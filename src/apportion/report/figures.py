@@ -1,0 +1,277 @@
+"""Records → figures, readable in print and for colour-blind people."""
+
+from __future__ import annotations
+
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from apportion.experiment import Experiment
+from apportion.report.tables import Records, main_method, methods_of, select
+
+# Okabe and Ito's colours; a marker of its own tells each method apart without them.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "svg.hashsalt": "apportion",  # the same records give the same file
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with the sentence under it."""
+
+    name: str
+    caption: str
+    figure: Figure
+
+    def svg(self) -> str:
+        """The figure as a vector drawing to stand in a page."""
+        with matplotlib.rc_context(_STYLE), io.StringIO() as text:
+            self.figure.savefig(text, format="svg", metadata={"Date": None})
+            drawing = text.getvalue()
+        return drawing[drawing.index("<svg") :]
+
+
+def study_figures(experiment: Experiment, records: Records) -> list[Picture]:
+    """Every figure that the records of an experiment can fill."""
+    with matplotlib.rc_context(_STYLE):
+        drawn = [
+            pareto(experiment, records),
+            equal_pretraining(experiment, records),
+            gate_map(experiment, records),
+            allocation_map(experiment, records),
+            speed(experiment, records),
+        ]
+    return [picture for picture in drawn if picture is not None]
+
+
+def pareto(experiment: Experiment, records: Records) -> Picture | None:
+    """Accuracy against the cost that was paid: curves of the knob, points of the specialists."""
+    if not select(records, kind="monotone"):
+        return None
+    figure = Figure(figsize=(9.2, 3.9), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, form, title in zip(
+        panels,
+        ("soft", "hard"),
+        ("Soft gates: cost is mean gate mass", "Hard: cost is the share kept"),
+        strict=True,
+    ):
+        for number, method in enumerate(methods_of(experiment)):
+            points = select(records, kind="point", method=method, form=form)
+            if method == "dense":
+                points = select(records, kind="point", method=method)
+            if points:
+                knob = bool(select(records, kind="monotone", method=method))
+                _curve(axes, points, method, number, line=knob)
+        axes.set(title=title, xlabel="cost paid", xlim=(0, 1.03))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    panels[0].set_ylabel("test accuracy")
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False)
+    seeds = len(experiment.seeds)
+    spread = f" Means over {seeds} seeds, bars are sample standard deviations." if seeds > 1 else ""
+    return Picture("pareto", f"What the knob keeps at each cost.{spread}", figure)
+
+
+def equal_pretraining(experiment: Experiment, records: Records) -> Picture | None:
+    """One budgeted checkpoint against static specialists from the same dense warm start."""
+    if not select(records, kind="point", method="static") or not experiment.budgets:
+        return None
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for number, method in enumerate(("budgeted", "static")):
+        points = [
+            p
+            for p in select(records, kind="point", method=method, form="soft")
+            if p["budget"] in experiment.budgets
+        ]
+        models = 1 if method == "budgeted" else len(experiment.budgets)
+        label = f"{method}: {models} model{'s' * (models > 1)}"
+        _curve(axes, points, label, number, line=method == "budgeted", annotate=True)
+    axes.set(xlabel="cost paid (mean gate mass)", ylabel="test accuracy")
+    axes.set_xlim(0, None)
+    axes.margins(y=0.35)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=2))
+    axes.legend(frameon=False, loc="lower right")
+    return Picture(
+        "equal-pretraining",
+        "Both start from the same dense checkpoints; labels are the budgets asked for.",
+        figure,
+    )
+
+
+def gate_map(experiment: Experiment, records: Records) -> Picture | None:
+    """Gates by layer and head at each budget, for one seed."""
+    found = _gates_of_one_seed(experiment, records)
+    if not found:
+        return None
+    figure = Figure(figsize=_grid_size(found[0], len(found)), layout="constrained")
+    image = None
+    panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+    for axes, record in zip(panels, found, strict=True):
+        rows = _by_layer(record)
+        image = axes.imshow(rows, cmap="cividis", vmin=0, vmax=1, aspect="equal")
+        _label_grid(axes, rows, f"B = {record['budget']:.2f}")
+        for layer, row in enumerate(rows):
+            for head, z in enumerate(row):
+                colour = "black" if z > 0.55 else "white"
+                axes.text(
+                    head, layer, _two_digits(z), ha="center", va="center", color=colour, fontsize=6
+                )
+    assert image is not None
+    figure.colorbar(image, ax=list(panels), shrink=0.8, label="z(B)")
+    return Picture("gates", f"How far each head is open ({_whose(found[0])}).", figure)
+
+
+def allocation_map(experiment: Experiment, records: Records) -> Picture | None:
+    """The heads that each budget keeps, for one seed."""
+    found = _gates_of_one_seed(experiment, records)
+    if not found:
+        return None
+    figure = Figure(figsize=_grid_size(found[0], len(found)), layout="constrained")
+    panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+    for axes, record in zip(panels, found, strict=True):
+        rows = _by_layer(record)
+        kept = [record["kept"][f"layer {layer}"]["heads"] for layer in range(len(rows))]
+        shown = [[1.0 if h in kept[n] else 0.0 for h in range(len(r))] for n, r in enumerate(rows)]
+        axes.imshow(shown, cmap="Blues", vmin=0, vmax=1.35, aspect="equal")
+        _label_grid(axes, rows, f"B = {record['budget']:.2f}\n{sum(map(len, kept))} heads")
+    return Picture("allocation", f"The heads that a budget buys ({_whose(found[0])}).", figure)
+
+
+def speed(experiment: Experiment, records: Records) -> Picture | None:
+    """Measured speed-up of cut models against what their multiply-accumulates allow."""
+    found = select(records, kind="latency", form="cut")
+    if not found:
+        return None
+    budgets = sorted({r["budget"] for r in found})
+    figure = Figure(figsize=(5.4, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for place, budget in enumerate(budgets):
+        of_budget = select(records, kind="latency", form="cut", budget=budget)
+        measured = statistics.mean(r["speedup"] for r in of_budget)
+        bound = statistics.mean(r["bound"] for r in of_budget)
+        low = measured - min(r["low"] for r in of_budget)
+        high = max(r["high"] for r in of_budget) - measured
+        axes.bar(place, measured, width=0.55, color=_COLOURS[0], yerr=[[low], [high]], capsize=4)
+        axes.hlines(bound, place - 0.36, place + 0.36, color=_COLOURS[1], linewidth=2)
+        axes.text(place, 0.06, f"{measured:.2f}x", ha="center", color="white", fontsize=9)
+    axes.hlines([], 0, 0, color=_COLOURS[1], linewidth=2, label="bound by MACs")
+    axes.set_xticks(range(len(budgets)), [f"{b:.2f}" for b in budgets])
+    axes.axhline(1.0, color="#666666", linewidth=0.8, linestyle=":")
+    axes.set(xlabel="budget", ylabel="speed-up over the uncut model")
+    axes.legend(frameon=False, loc="upper right")
+    axes.grid(axis="x", visible=False)
+    return Picture(
+        "speed",
+        "Measured speed of the cut models; bars show the widest 95 % interval of the seeds.",
+        figure,
+    )
+
+
+def _curve(
+    axes: Axes,
+    points: Sequence[Mapping[str, Any]],
+    label: str,
+    number: int,
+    line: bool,
+    annotate: bool = False,
+) -> None:
+    colour, marker = _COLOURS[number % 8], _MARKERS[number % 8]
+    budgets = sorted({p["budget"] for p in points})
+    groups = [[p for p in points if p["budget"] == b] for b in budgets]
+    cost = [statistics.mean(p["cost"] for p in group) for group in groups]
+    accuracy = [statistics.mean(p["accuracy"] for p in group) for group in groups]
+    spread = [
+        statistics.stdev(p["accuracy"] for p in group) if len(group) > 1 else 0.0
+        for group in groups
+    ]
+    axes.errorbar(
+        cost,
+        accuracy,
+        yerr=spread if any(spread) else None,
+        label=label,
+        color=colour,
+        marker=marker,
+        markersize=4.5,
+        linewidth=1.3 if line else 0,
+        elinewidth=0.7,
+        capsize=2,
+        alpha=0.9,
+    )
+    if annotate:
+        for x, y, budget in zip(cost, accuracy, budgets, strict=True):
+            above = 7 if number == 0 else -14
+            axes.annotate(
+                f"{budget:.2f}",
+                (x, y),
+                textcoords="offset points",
+                xytext=(0, above),
+                ha="center",
+                fontsize=8,
+                color=colour,
+            )
+
+
+def _gates_of_one_seed(experiment: Experiment, records: Records) -> list[Mapping[str, Any]]:
+    found = select(records, kind="gates", method=main_method(experiment))
+    if not found:
+        return []
+    first = found[0]["stage"]
+    return sorted((r for r in found if r["stage"] == first), key=lambda r: r["budget"])
+
+
+def _by_layer(record: Mapping[str, Any]) -> list[list[float]]:
+    layers = len(record["kept"])
+    heads = len(record["z"]) // layers
+    return [record["z"][layer * heads : (layer + 1) * heads] for layer in range(layers)]
+
+
+def _grid_size(record: Mapping[str, Any], panels: int) -> tuple[float, float]:
+    rows = _by_layer(record)
+    return 1.0 + panels * max(1.3, 0.27 * len(rows[0])), 1.1 + 0.27 * len(rows)
+
+
+def _label_grid(axes: Axes, rows: Sequence[Sequence[float]], title: str) -> None:
+    axes.set_title(title, fontsize=9)
+    axes.set_xticks(range(len(rows[0])))
+    axes.set_yticks(range(len(rows)))
+    axes.tick_params(length=0, labelsize=7)
+    axes.set_xlabel("head", fontsize=8)
+    axes.set_ylabel("layer", fontsize=8)
+    axes.label_outer()
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    # White lines between the cells: a grid of squares, not a field of colour.
+    for x in range(1, len(rows[0])):
+        axes.axvline(x - 0.5, color="white", linewidth=1)
+    for y in range(1, len(rows)):
+        axes.axhline(y - 0.5, color="white", linewidth=1)
+
+
+def _two_digits(z: float) -> str:
+    return "1" if z >= 0.995 else f"{z:.2f}"[1:]
+
+
+def _whose(record: Mapping[str, Any]) -> str:
+    return f"{record['method']}, seed {record['seed']}"

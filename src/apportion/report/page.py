@@ -1,0 +1,31 @@
+"""The report: one HTML page that needs nothing beside it."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from apportion import records as record_files
+from apportion.experiment import Experiment
+from apportion.report.figures import study_figures
+from apportion.report.study import study_tables
+from apportion.report.tables import Records, select
+
+
+def write_page(experiment: Experiment, records: Records, path: Path) -> None:
+    """Writes the report of an experiment."""
+    if not select(records, kind="point"):
+        raise ValueError(f"there are no records of {experiment.name!r} to report; run it first")
+    template = (resources.files("apportion.report") / "page.html").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    last = select(records, kind="stage")[-1]
+    html = environment.from_string(template).render(
+        experiment=experiment,
+        tables=study_tables(experiment, records),
+        pictures=[(p, Markup(p.svg())) for p in study_figures(experiment, records)],
+        last=last,
+    )
+    record_files.write_text(path, html)

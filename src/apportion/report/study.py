@@ -1,0 +1,322 @@
+"""Records → the tables of a study: every number that people see comes from here."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from apportion.experiment import Experiment, Goal
+from apportion.report.tables import (
+    Records,
+    Table,
+    main_method,
+    mean_sd,
+    methods_of,
+    percent,
+    select,
+    times,
+)
+
+
+def study_tables(experiment: Experiment, records: Records) -> list[Table]:
+    """Every table that the records of an experiment can fill."""
+    tables = [
+        goal_table(experiment, records),
+        budget_table(experiment, records),
+        core_table(experiment, records),
+        grid_table(experiment, records),
+        sweep_table(experiment, records),
+        latency_table(records),
+        accounting_table(experiment, records),
+        time_table(experiment, records),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def budget_table(experiment: Experiment, records: Records) -> Table:
+    """What each budget costs and keeps, for the one checkpoint with the knob."""
+    method = main_method(experiment)
+    rows = []
+    for budget in (*experiment.budgets, 1.0):
+        cells = {
+            form: select(records, kind="point", method=method, form=form, budget=budget)
+            for form in ("soft", "hard", "cut")
+        }
+        if not cells["soft"]:
+            continue
+        if budget == 1.0:
+            cells["cut"] = []  # nothing is cut there
+        speed = select(records, kind="latency", method=method, form="cut", budget=budget)
+        rows.append(
+            (
+                f"{budget:.2f}",
+                mean_sd([p["cost"] for p in cells["soft"]], 3),
+                mean_sd([p["cost"] for p in cells["hard"]], 3),
+                percent(cells["soft"]),
+                percent(cells["hard"]),
+                percent(cells["cut"]),
+                times(speed),
+                f"{statistics.mean(r['bound'] for r in speed):.2f}x" if speed else "–",
+            )
+        )
+    return Table(
+        "budgets",
+        "What each budget costs and keeps",
+        (
+            "budget asked",
+            "cost paid, soft",
+            "cost paid, hard",
+            "accuracy, soft",
+            "accuracy, hard",
+            "accuracy, cut model",
+            "speed, cut model",
+            "bound by MACs",
+        ),
+        tuple(rows),
+        f"Method {method}, test rows; mean ± sample standard deviation over "
+        f"{_seeds(records, method)}. Speed is against the same model uncut, one thread.",
+    )
+
+
+def core_table(experiment: Experiment, records: Records) -> Table:
+    """Each method at each budget, beside the paper."""
+    rows = []
+    for reference in experiment.paper:
+        where = {"method": reference.method, "form": reference.form, "budget": reference.budget}
+        points = select(records, kind="point", **where)
+        if points:
+            rows.append(
+                (
+                    reference.name,
+                    f"{reference.budget:.2f}",
+                    reference.form,
+                    mean_sd([p["cost"] for p in points], 3),
+                    reference.cost,
+                    percent(points),
+                    reference.accuracy,
+                    str(len(points)),
+                )
+            )
+    return Table(
+        "core",
+        "Every method, beside the paper",
+        (
+            "method",
+            "budget",
+            "evaluated",
+            "cost",
+            "paper's cost",
+            "accuracy",
+            "paper's accuracy",
+            "n",
+        ),
+        tuple(rows),
+        "Ours is measured on test rows, the paper's on validation rows, of another model and "
+        "generator: compare the methods with each other more than the numbers with the paper's.",
+    )
+
+
+def grid_table(experiment: Experiment, records: Records) -> Table:
+    """Dense accuracy for each data seed and optimisation seed."""
+    rows = []
+    for data_seed in experiment.data_seeds:
+        cells = []
+        for seed in experiment.seeds:
+            where = {"method": "dense", "form": "dense", "data_seed": data_seed, "seed": seed}
+            cells.append(percent(select(records, kind="point", **where)))
+        rows.append((f"data seed {data_seed}", *cells))
+    if len(rows) < 2:
+        rows = []
+    return Table(
+        "grid",
+        "Dense accuracy, cell by cell",
+        ("", *(f"seed {seed}" for seed in experiment.seeds)),
+        tuple(rows),
+        "Each cell is one training run, on the test rows of its own data seed.",
+    )
+
+
+def sweep_table(experiment: Experiment, records: Records) -> Table:
+    """The budgets of the sweep for each elastic method, averaged over seeds."""
+    rows = []
+    methods = [m for m in methods_of(experiment) if select(records, kind="monotone", method=m)]
+    budgets = sorted(
+        {p["budget"] for m in methods for p in select(records, kind="point", method=m)}
+    )
+    for budget in budgets:
+        row = [f"{budget:.2f}"]
+        for method in methods:
+            for form in ("soft", "hard"):
+                where = {"method": method, "form": form, "budget": budget}
+                points = select(records, kind="point", **where)
+                if not points:
+                    row.append("–")
+                    continue
+                cost = statistics.mean(p["cost"] for p in points)
+                row.append(f"{percent(points)} at {cost:.3f}")
+        rows.append(tuple(row))
+    verdicts = []
+    for method in methods:
+        found = select(records, kind="monotone", method=method)
+        held = sum(bool(r["monotone"]) for r in found)
+        verdicts.append(f"{method}: cost monotone in {held} of {len(found)} seeds")
+    return Table(
+        "sweep",
+        "The sweep: accuracy at cost",
+        ("budget", *(f"{m}, {form}" for m in methods for form in ("soft", "hard"))),
+        tuple(rows),
+        "; ".join(verdicts) + "." if verdicts else "",
+    )
+
+
+def latency_table(records: Records) -> Table:
+    """Measured time of each arm, its speed-up, and what MACs allow."""
+    found = select(records, kind="latency")
+    rows = []
+    for form, budget in dict.fromkeys((r["form"], r["budget"]) for r in found):
+        of_arm = select(records, kind="latency", form=form, budget=budget)
+        bound = statistics.mean(r["bound"] for r in of_arm)
+        share = statistics.mean(r["speedup"] / r["bound"] for r in of_arm)
+        low, high = min(r["low"] for r in of_arm), max(r["high"] for r in of_arm)
+        rows.append(
+            (
+                form,
+                f"{budget:.2f}",
+                mean_sd([r["median_ms"] for r in of_arm], 2),
+                times(of_arm),
+                f"{low:.2f} – {high:.2f}",
+                f"{bound:.3f}x",
+                f"{100 * share:.0f} %",
+            )
+        )
+    note = ""
+    if found:
+        r = found[0]
+        note = (
+            f"Batch {r['batch']} x {r['length']}, {r['threads']} thread, {r['runtime']}, "
+            f"{r['repeats']} repeats with arms interleaved; {r['machine']['processor']}. "
+            "Speed-up is the median of paired ratios, averaged over seeds; the interval is the "
+            "widest of the seeds' 95 % intervals."
+        )
+    return Table(
+        "latency",
+        "Measured latency",
+        ("model", "budget", "ms", "speed-up", "95 % interval", "bound by MACs", "share of bound"),
+        tuple(rows),
+        note,
+    )
+
+
+def accounting_table(experiment: Experiment, records: Records) -> Table:
+    """Training jobs and things to deploy for the table's budgets, counted from what was run."""
+    rows = []
+    count = len(experiment.budgets)
+    ran = {record["stage"]: record for record in select(records, kind="stage")}
+    cell = (experiment.data_seeds[0], experiment.seeds[0])
+    for method in methods_of(experiment):
+        own = [
+            record
+            for record in ran.values()
+            if record["method"] == method and (record["data_seed"], record["seed"]) == cell
+        ]
+        if not own:
+            continue
+        jobs = {key for record in own for key in _trained(record, ran)}
+        models = {_trained(record, ran)[0] for record in own}
+        scored = own[0]["score"] is not None
+        if scored or len(own) > 1:
+            control = "discrete"
+        else:
+            control = "one cost" if own[0]["recipe"]["objective"] == "dense" else "continuous"
+        artifacts = f"{len(models)} model{'s' * (len(models) > 1)}"
+        rows.append((method, str(len(jobs)), artifacts + f" + {count} masks" * scored, control))
+    return Table(
+        "accounting",
+        f"What it takes to serve {count} budgets",
+        ("method", "fine-tune jobs", "artifacts", "control"),
+        tuple(rows),
+        "Counted from the stages that ran for one seed, warm starts included.",
+    )
+
+
+def time_table(experiment: Experiment, records: Records) -> Table:
+    """How long each method trained."""
+    rows = []
+    total = 0.0
+    for method in methods_of(experiment):
+        done = [
+            r["training"] for r in select(records, kind="stage", method=method) if r["training"]
+        ]
+        if done:
+            seconds = [t["seconds"] for t in done]
+            total += sum(seconds)
+            rows.append(
+                (
+                    method,
+                    str(len(done)),
+                    str(done[0]["epochs"]),
+                    mean_sd(seconds, 0),
+                    f"{sum(seconds) / 60:.0f}",
+                )
+            )
+    if rows:
+        rows.append(("all", "", "", "", f"{total / 60:.0f}"))
+    return Table(
+        "time",
+        "Training time",
+        ("method", "runs", "epochs", "seconds a run", "minutes in all"),
+        tuple(rows),
+        "Wall-clock of the process that trained; runs may have gone side by side, one thread each.",
+    )
+
+
+def goal_table(experiment: Experiment, records: Records) -> Table:
+    """Each goal of the experiment with what was reached."""
+    rows = [(goal.name, goal.asks(), *_verdict(goal, records)) for goal in experiment.goals]
+    return Table("goals", "Goals", ("goal", "asked", "reached", "met"), tuple(rows))
+
+
+def _verdict(goal: Goal, records: Records) -> tuple[str, str]:
+    if goal.share_of_bound is not None:
+        where = {"method": goal.method, "form": goal.form, "budget": goal.budget}
+        found = select(records, kind="latency", **where)
+        if not found:
+            return "not measured", "–"
+        share = statistics.mean(r["speedup"] / r["bound"] for r in found)
+        return f"{100 * share:.1f} % of the bound", _yes(share >= goal.share_of_bound)
+    if goal.monotone:
+        found = select(records, kind="monotone", method=goal.method)
+        held = sum(bool(r["monotone"]) for r in found)
+        return f"{held} of {len(found)} seeds", _yes(bool(found) and held == len(found))
+    where = {"method": goal.method, "form": goal.form, "budget": goal.budget}
+    points = select(records, kind="point", **where)
+    if not points:
+        return "not measured", "–"
+    accuracy = [100 * p["accuracy"] for p in points]
+    cost = statistics.mean(p["cost"] for p in points)
+    met = (
+        # Compared as shown, to the digit that the goal is stated in.
+        (goal.mean_accuracy is None or round(statistics.mean(accuracy), 2) >= goal.mean_accuracy)
+        and (goal.every_accuracy is None or min(accuracy) > goal.every_accuracy)
+        and (goal.cost is None or round(cost, 3) <= goal.cost)
+    )
+    reached = f"mean {statistics.mean(accuracy):.2f} %, lowest {min(accuracy):.2f} %"
+    if goal.cost is not None:
+        reached += f", at cost {cost:.3f}"
+    return reached, _yes(met)
+
+
+def _trained(record: Mapping[str, Any], ran: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The stages that had to be trained for one, itself first."""
+    chain = [record["stage"]] if record["recipe"] else []
+    return chain + (_trained(ran[record["parent"]], ran) if record["parent"] else [])
+
+
+def _seeds(records: Records, method: str | None) -> str:
+    count = len({(r["data_seed"], r["seed"]) for r in select(records, kind="point", method=method)})
+    return f"{count} seed{'s' * (count != 1)}"
+
+
+def _yes(met: bool) -> str:
+    return "yes" if met else "no"

@@ -1,0 +1,80 @@
+"""What tables are made of: choosing records, and putting numbers into words."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from apportion.experiment import Experiment
+
+Records = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for people: cells are text, and a note says what they have to know to read it."""
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """The table as GitHub shows it."""
+        lines = [
+            "| " + " | ".join(self.columns) + " |",
+            "|" + "---|" * len(self.columns),
+            *("| " + " | ".join(row) + " |" for row in self.rows),
+        ]
+        return "\n".join(lines) + (f"\n\n{self.note}" if self.note else "")
+
+
+def select(records: Records, **where: Any) -> list[Mapping[str, Any]]:
+    """The records whose fields have these values, the newest only of those measured twice."""
+    found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    for record in records:
+        if all(record.get(key) == value for key, value in where.items()):
+            same = tuple(record.get(k) for k in ("kind", "stage", "form", "budget", "batch"))
+            found[same] = record
+    return list(found.values())
+
+
+def main_method(experiment: Experiment) -> str | None:
+    """The method whose checkpoint people would use: the one that is timed, or the last elastic."""
+    elastic = [s for s in experiment.stages if s.recipe and s.recipe.objective != "dense"]
+    general = [s for s in elastic if s.only is None]
+    timed = [s for s in general if s.latency]
+    chosen = (timed or general)[-1:]
+    return chosen[0].method if chosen else None
+
+
+def methods_of(experiment: Experiment) -> list[str]:
+    """The methods in the order of the file."""
+    return list(dict.fromkeys(stage.method for stage in experiment.stages))
+
+
+def mean_sd(values: Iterable[float], digits: int) -> str:
+    """Mean ± sample standard deviation (n - 1), or the one value."""
+    numbers = list(values)
+    if not numbers:
+        return "–"
+    text = f"{statistics.mean(numbers):.{digits}f}"
+    if len(numbers) > 1:
+        text += f" ± {statistics.stdev(numbers):.{digits}f}"
+    return text
+
+
+def percent(points: Iterable[Mapping[str, Any]]) -> str:
+    """Accuracy of some points in percent."""
+    return mean_sd([100 * point["accuracy"] for point in points], 2)
+
+
+def times(latencies: Iterable[Mapping[str, Any]]) -> str:
+    """Speed-up of some latencies."""
+    found = list(latencies)
+    return mean_sd([r["speedup"] for r in found], 2).replace(" ±", "x ±") + (
+        "x" if len(found) == 1 else ""
+    )

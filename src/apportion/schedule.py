@@ -1,0 +1,61 @@
+"""The schedule: which rows, budget and learning rate a step gets.
+
+All of it is a function of (seed, purpose, step), so nothing about the past has to be remembered
+to go on from a step: a run that was killed ends with the weights of one that was not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from apportion.elastic import Elastic
+from apportion.recipes import Recipe
+
+_ORDER, _BUDGET, _NOISE = range(3)  # purposes of random numbers
+
+
+def row_order(seed: int, epoch: int, rows: int) -> Tensor:
+    """The order in which an epoch goes through the training rows."""
+    return torch.from_numpy(np.random.default_rng([seed, _ORDER, epoch]).permutation(rows))
+
+
+def draw_budget(recipe: Recipe, seed: int, step: int, steps: int) -> float:
+    """B ~ U[low, high], the low end coming down from the high one while the ramp lasts."""
+    low, high = recipe.budgets
+    if recipe.ramp:
+        low = high - (high - low) * min(1.0, step / (recipe.ramp * steps))
+    return float(np.random.default_rng([seed, _BUDGET, step]).uniform(low, high))
+
+
+def noise_seed(seed: int, step: int, process: int) -> int:
+    """The seed of a step's dropout."""
+    return int(np.random.SeedSequence([seed, _NOISE, step, process]).generate_state(1)[0])
+
+
+def learning_rate_share(recipe: Recipe, step: int, steps: int) -> float:
+    """The share of its learning rate that a step gets: linear warm-up, then linear decay to 0."""
+    warm = max(1.0, recipe.warmup * steps)
+    return min((step + 1) / warm, (steps - step) / max(1.0, steps - warm), 1.0)
+
+
+def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """Matrices decay, vectors do not, gates have a learning rate of their own."""
+    gates: list[nn.Parameter] = []
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if isinstance(model, Elastic) and name.startswith("gates."):
+            parameter.requires_grad_(recipe.gate_lr > 0)
+            gates.append(parameter)
+        else:
+            (matrices if parameter.dim() > 1 else vectors).append(parameter)
+    groups = [
+        {"params": matrices, "lr": recipe.lr, "weight_decay": recipe.weight_decay},
+        {"params": vectors, "lr": recipe.lr, "weight_decay": 0.0},
+        {"params": gates, "lr": recipe.gate_lr, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
