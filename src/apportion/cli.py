@@ -21,6 +21,7 @@ from apportion.elastic import Elastic, plain_of
 from apportion.evaluation import FORMS, SWEEP, Form, is_monotone
 from apportion.evaluation import sweep as run_sweep
 from apportion.progress import Bars
+from apportion.report.markdown import fill
 from apportion.report.page import write_page
 from apportion.report.study import budget_table, goal_table, latency_table, study_tables
 from apportion.report.tables import Table
@@ -162,6 +163,10 @@ def report(
     page: Annotated[
         Path | None, typer.Option("--out", help="The page. \\[default: report.html beside FILE]")
     ] = None,
+    into: Annotated[
+        list[Path] | None,
+        typer.Option("--fill", help="A Markdown file whose marked tables are written anew."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the report page of an experiment from its records, and print its tables."""
@@ -169,8 +174,11 @@ def report(
     plan = experiment.read_experiment(file)
     have = experiment.current(plan, records.read(results_of(file)))
     where = page or file.with_name("report.html")
+    tables = study_tables(plan, have)
     write_page(plan, have, where)
-    show(study_tables(plan, have), as_json)
+    for target in into or ():
+        records.write_text(target, fill(target.read_text(encoding="utf-8"), tables))
+    show(tables, as_json)
     err.print(f"report: {where}", highlight=False)
 
 

@@ -1,4 +1,4 @@
-"""Experiments: a TOML file → frozen values and the stages they ask for. An unknown key is an error."""
+"""Experiments: a TOML file → frozen values and the stages that they ask for."""
 
 from __future__ import annotations
 

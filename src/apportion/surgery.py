@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -20,15 +21,24 @@ def cut(model: nn.Module, allocation: Allocation) -> nn.Module:
     smaller = copy.deepcopy(model)
     spans = allocation.units.spans
     kinds = sorted({kind for _, kind in spans})
-    found = {(site.layer, site.kind): site for site in find_sites(smaller, kinds)}
-    if {key: span.stop - span.start for key, span in spans.items()} != {
-        key: site.count for key, site in found.items() if site.count
-    }:
-        raise ValueError("the allocation is for a model with other units than this one has")
-    for layer, kind in spans:
-        site = found[layer, kind]
-        _cut_site(smaller, site, kept_columns(site, allocation.indices(layer, kind)))
+    for site in find_sites(smaller, kinds, block=1):
+        span = spans.get((site.layer, site.kind), slice(0, 0))
+        site = _in_units(site, span.stop - span.start)
+        indices = allocation.indices(site.layer, site.kind)
+        _cut_site(smaller, site, kept_columns(site, indices))
     return smaller
+
+
+def _in_units(site: Site, count: int) -> Site:
+    """A site whose neurons are counted one by one, as `count` units."""
+    neurons = site.count if site.kind == "feedforward" else site.count * site.width
+    fits = neurons == 0 if count == 0 else neurons % count == 0
+    if not fits or (site.kind == "heads" and count != site.count):
+        raise ValueError(
+            f"the allocation is for a model with {count} {site.kind} in layer {site.layer}, "
+            f"not the {site.count} that this one has"
+        )
+    return replace(site, count=count, width=neurons // count if count else site.width)
 
 
 def kept_columns(site: Site, indices: list[int]) -> Tensor:

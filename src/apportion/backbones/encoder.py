@@ -24,6 +24,7 @@ class EncoderConfig:
     feedforward: int = 128
     norm: Literal["pre", "post"] = "pre"
     pool: Literal["max", "mean"] = "max"
+    positions: Literal["rotary", "learned"] = "rotary"
     dropout: float = 0.0
 
     model_type: ClassVar[str] = "apportion-encoder"
@@ -40,6 +41,8 @@ class EncoderConfig:
             raise ValueError(f"norm must be 'pre' or 'post', not {self.norm!r}")
         if self.pool not in ("max", "mean"):
             raise ValueError(f"pool must be 'max' or 'mean', not {self.pool!r}")
+        if self.positions not in ("rotary", "learned"):
+            raise ValueError(f"positions must be 'rotary' or 'learned', not {self.positions!r}")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout must be in [0, 1), not {self.dropout}")
 
@@ -64,7 +67,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(hidden, heads * head_width)
         self.output = nn.Linear(heads * head_width, hidden)
 
-    def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, mask: Tensor | None) -> Tensor:
         """Mixes tokens; with no heads left, only the output projection's bias remains."""
         if self.output.in_features == 0:
             return self.output.bias.expand_as(x)
@@ -73,7 +76,8 @@ class Attention(nn.Module):
             project(x).unflatten(-1, (-1, self.head_width))  # [batch, length, heads, width]
             for project in (self.query, self.key, self.value)
         )
-        q, k = rotate(q, rotation), rotate(k, rotation)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
         mixed = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask
         )
@@ -109,7 +113,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.pre_norm = config.norm == "pre"
 
-    def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, mask: Tensor | None) -> Tensor:
         """One layer of the encoder."""
         if self.pre_norm:
             x = x + self.dropout(self.attention(self.attention_norm(x), rotation, mask))
@@ -135,6 +139,10 @@ class Encoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = nn.Linear(config.hidden, config.classes)
         nn.init.normal_(self.tokens.weight, std=1.0 / math.sqrt(config.hidden))
+        self.positions = None
+        if config.positions == "learned":
+            self.positions = nn.Embedding(config.length, config.hidden)
+            nn.init.normal_(self.positions.weight, std=1.0 / math.sqrt(config.hidden))
         cosine, sine = rotation_table(config.length, config.head_width)
         self.register_buffer("cosine", cosine, persistent=False)
         self.register_buffer("sine", sine, persistent=False)
@@ -144,9 +152,12 @@ class Encoder(nn.Module):
         length = input_ids.shape[1]
         if length > self.config.length:
             raise ValueError(f"{length} tokens are more than this encoder's {self.config.length}")
-        rotation = self.cosine[:length], self.sine[:length]
+        x = self.tokens(input_ids)  # [batch, length, hidden]
+        rotation: Rotation | None = (self.cosine[:length], self.sine[:length])
+        if self.positions is not None:
+            x, rotation = x + self.positions.weight[:length], None
         mask = None if attention_mask is None else attention_mask[:, None, None, :].bool()
-        x = self.dropout(self.tokens(input_ids))  # [batch, length, hidden]
+        x = self.dropout(x)
         for layer in self.layers:
             x = layer(x, rotation, mask)
         x = self._pool(self.final_norm(x), attention_mask)  # [batch, hidden]
@@ -162,9 +173,9 @@ class Encoder(nn.Module):
         return (x * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
 
 
-# Rotary positions: a score depends on how far apart two tokens are and not on where they stand.
-# With learned absolute positions the same encoder memorises the marked-token task's training rows
-# and does not solve it. They have no weights, so cutting a head has nothing to slice.
+# Rotary positions: a score depends on how far apart two tokens are and not on where they stand,
+# which is what "the token before" means. They have no weights, so cutting a head has nothing to
+# slice there.
 Rotation = tuple[Tensor, Tensor]  # cosine and sine, each [length, 1, width / 2]
 
 

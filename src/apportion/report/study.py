@@ -154,7 +154,8 @@ def sweep_table(experiment: Experiment, records: Records) -> Table:
                     row.append("–")
                     continue
                 cost = statistics.mean(p["cost"] for p in points)
-                row.append(f"{percent(points)} at {cost:.3f}")
+                accuracy = statistics.mean(100 * p["accuracy"] for p in points)
+                row.append(f"{accuracy:.2f} at {cost:.3f}")
         rows.append(tuple(row))
     verdicts = []
     for method in methods:

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from apportion.backbones.encoder import Encoder, EncoderConfig
+from apportion.tasks import Task
+from apportion.tasks.marked import Marked
+
+TINY = {"layers": 2, "heads": 4, "hidden": 16, "feedforward": 64}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_a_fixed_seed():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def task() -> Task:
+    return Marked(length=12, values=4, distractors=2, train=128, validation=64, test=64).build()
+
+
+@pytest.fixture
+def encoder(task: Task) -> Encoder:
+    return Encoder(EncoderConfig(task.vocabulary, task.length, **TINY)).eval()

@@ -1,0 +1,201 @@
+"""What has to hold for every architecture in the table of sites."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from apportion.allocation import allocate
+from apportion.backbones.encoder import Encoder, EncoderConfig
+from apportion.elastic import Elastic
+from apportion.sites import ARCHITECTURES, find_sites
+from apportion.surgery import cut
+from apportion.units import Allocation
+
+SHAPE = {"layers": 3, "heads": 4, "hidden": 32, "feedforward": 128}
+MODELS = {
+    ("apportion-encoder", variant): lambda options=options: Encoder(
+        EncoderConfig(20, 10, 3, **SHAPE, **options)
+    )
+    for variant, options in {
+        "pre-norm": {},
+        "post-norm": {"norm": "post", "pool": "mean"},
+        "learned positions": {"positions": "learned"},
+    }.items()
+}
+KINDS = [("heads",), ("heads", "feedforward")]
+
+
+@pytest.fixture(params=MODELS, ids=" ".join)
+def model(request):
+    return MODELS[request.param]().eval()
+
+
+@pytest.fixture(params=KINDS, ids="+".join)
+def elastic(request, model):
+    elastic = Elastic(model, kinds=request.param, length=10, block=32).eval()
+    with torch.no_grad():
+        elastic.gates.a.normal_()
+        elastic.gates.s.normal_()
+    return elastic
+
+
+@pytest.fixture(params=[False, True], ids=["full", "padded"])
+def inputs(request):
+    ids = torch.randint(0, 20, (5, 10))
+    if not request.param:
+        return {"input_ids": ids}
+    lengths = torch.tensor([10, 3, 7, 1, 5])
+    return {"input_ids": ids, "attention_mask": (torch.arange(10) < lengths[:, None]).long()}
+
+
+def test_every_architecture_has_a_model_here():
+    assert {architecture for architecture, _ in MODELS} == set(ARCHITECTURES)
+
+
+def test_all_open_is_the_original_model(model, elastic, inputs):
+    everything = Allocation.everything(elastic.units)
+    with torch.no_grad():
+        expected = model(**inputs)
+        assert torch.equal(elastic(**inputs), expected)
+        assert torch.equal(elastic(**inputs, allocation=everything), expected)
+        assert torch.equal(elastic(**inputs, budget=1.0, mode="hard"), expected)
+
+
+def test_fresh_gates_at_a_full_budget_are_nearly_the_original_model(model, inputs):
+    with torch.no_grad():
+        soft = Elastic(model, length=10)(**inputs, budget=1.0)
+        assert torch.allclose(soft, model(**inputs), atol=0.02)
+
+
+@pytest.mark.parametrize("budget", [0.1, 0.25, 0.5, 0.8])
+def test_hard_equals_cut(elastic, inputs, budget):
+    with torch.no_grad():
+        hard = elastic(**inputs, budget=budget, mode="hard")
+        smaller = elastic.cut(budget).eval()
+        assert torch.allclose(smaller(**inputs), hard, atol=1e-5)
+        assert not torch.allclose(hard, elastic(**inputs), atol=1e-3)
+
+
+def test_a_layer_with_no_heads_works(elastic, inputs):
+    """Uneven: nothing left in the first layer, all but one unit in the others."""
+    kept = [p for p, unit in enumerate(elastic.units) if unit.layer > 0 and unit.index != 1]
+    allocation = Allocation.of(elastic.units, kept)
+    smaller = cut(elastic.plain(), allocation).eval()
+    with torch.no_grad():
+        assert torch.allclose(
+            smaller(**inputs), elastic(**inputs, allocation=allocation), atol=1e-5
+        )
+
+
+def test_cutting_everything_leaves_a_model_that_answers(elastic, inputs):
+    with torch.no_grad():
+        logits = cut(elastic.plain(), Allocation.of(elastic.units, [])).eval()(**inputs)
+    assert logits.isfinite().all()
+
+
+def test_cut_twice_is_cut_once(elastic):
+    once = cut(elastic.plain(), elastic.allocation(0.5))
+    again = Elastic(once, kinds=elastic.kinds, length=10, block=32)
+    twice = cut(once, Allocation.everything(again.units))
+    for name, value in once.state_dict().items():
+        assert torch.equal(value, twice.state_dict()[name])
+
+
+def test_gradients_reach_weights_and_gates(elastic, inputs):
+    for mode in ("soft", "straight-through"):
+        elastic.zero_grad()
+        elastic(**inputs, budget=0.6, mode=mode).square().sum().backward()
+        for name, parameter in elastic.named_parameters():
+            assert parameter.grad is not None, name
+        assert elastic.gates.a.grad.abs().min() > 0
+        assert elastic.gates.s.grad.abs().min() > 0
+
+
+def test_each_example_may_have_its_own_budget(elastic, inputs):
+    budgets = torch.tensor([0.2, 0.4, 0.6, 0.8, 1.0])
+    with torch.no_grad():
+        together = elastic(**inputs, budget=budgets)
+        for row, budget in enumerate(budgets):
+            alone = elastic(
+                **{k: v[row : row + 1] for k, v in inputs.items()}, budget=float(budget)
+            )
+            assert torch.allclose(together[row : row + 1], alone, atol=1e-5)
+
+
+def test_neither_wrapping_nor_cutting_touches_the_given_model(model, inputs):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    elastic = Elastic(model, length=10)
+    elastic.cut(0.5)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in elastic.plain().modules())
+    assert not any(module._forward_pre_hooks for module in elastic.cut(0.5).modules())
+
+
+def test_the_models_own_weights_keep_their_names(model):
+    names = set(model.state_dict())
+    inside = {n.removeprefix("model.") for n in Elastic(model).state_dict() if "gates" not in n}
+    assert inside == names
+
+
+def test_threads_that_ask_for_different_budgets_each_get_their_own(elastic, inputs):
+    budgets = [0.1, 0.3, 0.6, 1.0]
+    with torch.no_grad():
+        expected = [elastic(**inputs, budget=budget) for budget in budgets]
+    wrong = []
+
+    def ask(budget, answer):
+        with torch.no_grad():
+            for _ in range(20):
+                if not torch.allclose(elastic(**inputs, budget=budget), answer, atol=1e-6):
+                    wrong.append(budget)
+
+    threads = [
+        threading.Thread(target=ask, args=pair) for pair in zip(budgets, expected, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_units_cost_what_their_arithmetic_costs(model):
+    """Heads: four projections and two products of length; blocks: two projections."""
+    heads, blocks = find_sites(model, block=32)[:2]
+    assert heads.unit_macs(10) == 4 * 10 * 32 * 8 + 2 * 10 * 10 * 8
+    assert blocks.unit_macs(10) == 2 * 10 * 32 * 32
+
+
+def test_an_unknown_architecture_is_told_which_ones_are_known():
+    with pytest.raises(
+        ValueError, match=r"unknown architecture 'Linear'; known: apportion-encoder"
+    ):
+        find_sites(torch.nn.Linear(2, 2))
+
+
+def test_wrong_requests_are_refused(model, elastic):
+    with pytest.raises(ValueError, match="elastic already"):
+        Elastic(elastic)
+    with pytest.raises(ValueError, match="kinds of units are"):
+        find_sites(model, ("neurons",))
+    with pytest.raises(ValueError, match="choose a block"):
+        find_sites(model, block=50)
+    with pytest.raises(ValueError, match="mode must be one of"):
+        elastic(torch.zeros(1, 4, dtype=torch.long), budget=0.5, mode="harder")
+    with pytest.raises(ValueError, match="for a model with 4 heads"):
+        cut(elastic.cut(0.5), elastic.allocation(0.5))
+    with pytest.raises(ValueError, match="more than this encoder's 10"):
+        model(torch.zeros(1, 11, dtype=torch.long))
+
+
+def test_allocation_by_other_scores_cuts_the_same_way(elastic, inputs):
+    allocation = allocate(torch.rand(len(elastic.units)), elastic.units, 0.4)
+    with torch.no_grad():
+        smaller = cut(elastic.plain(), allocation).eval()
+        assert torch.allclose(
+            smaller(**inputs), elastic(**inputs, allocation=allocation), atol=1e-5
+        )

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from apportion.checkpoint import weights_digest
+from apportion.elastic import Elastic
+from apportion.evaluation import evaluate
+from apportion.recipes import ADAPT, BUDGETED, DENSE, RECOVER, Recipe, recipe
+from apportion.schedule import draw_budget, learning_rate_share
+from apportion.training import fit
+
+SHORT = {"epochs": 2, "batch_size": 32}
+
+
+def same_weights(one, other) -> bool:
+    return weights_digest(one) == weights_digest(other)
+
+
+@pytest.mark.parametrize("chosen", [DENSE, BUDGETED, ADAPT], ids=lambda r: r.name)
+def test_the_same_seed_gives_the_same_weights(task, encoder, chosen):
+    model = encoder if chosen is DENSE else Elastic(encoder, length=task.length)
+    short = chosen.with_changes(**SHORT)
+    first, second = (fit(model, task, short, seed=3).model for _ in range(2))
+    assert same_weights(first, second)
+    assert not same_weights(first, fit(model, task, short, seed=4).model)
+
+
+def test_fit_leaves_the_given_model_and_the_random_state_alone(task, encoder):
+    before, state = weights_digest(encoder), torch.get_rng_state()
+    fitted = fit(encoder, task, DENSE.with_changes(**SHORT), seed=1)
+    assert weights_digest(encoder) == before
+    assert not same_weights(fitted.model, encoder)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(steps: int):
+    def progress(tick):
+        if tick.step == steps:
+            raise Stop
+
+    return progress
+
+
+@pytest.mark.parametrize("steps", [1, 3, 4, 6])
+@pytest.mark.parametrize("chosen", [DENSE, BUDGETED, ADAPT], ids=lambda r: r.name)
+def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
+    task, encoder, tmp_path, chosen, steps
+):
+    model = encoder if chosen is DENSE else Elastic(encoder, length=task.length)
+    short = chosen.with_changes(**SHORT)
+    teacher = model if chosen is ADAPT else None
+    whole = fit(model, task, short, seed=3, teacher=teacher)
+    state = tmp_path / "state"
+    with pytest.raises(Stop):
+        fit(model, task, short, 3, teacher, state, 0.0, stop_after(steps))
+    resumed_at = []
+    rest = fit(
+        model, task, short, 3, teacher, state, 0.0, lambda tick: resumed_at.append(tick.step)
+    )
+    assert resumed_at[0] == steps + 1
+    assert same_weights(whole.model, rest.model)
+    assert [e.accuracy for e in whole.history] == [e.accuracy for e in rest.history]
+
+
+def test_a_state_of_another_run_is_refused_and_a_broken_one_too(task, encoder, tmp_path):
+    state = tmp_path / "state"
+    short = DENSE.with_changes(**SHORT)
+    with pytest.raises(Stop):
+        fit(encoder, task, short, 3, state=state, save_every=0.0, progress=stop_after(2))
+    with pytest.raises(ValueError, match="belongs to another run"):
+        fit(encoder, task, short, 4, state=state)
+    state.write_bytes(state.read_bytes()[:100])
+    with pytest.raises(ValueError, match="not a readable training state"):
+        fit(encoder, task, short, 3, state=state)
+
+
+def test_the_best_epoch_on_validation_is_the_one_returned(task, encoder):
+    fitted = fit(encoder, task, DENSE.with_changes(epochs=6, lr=5e-3, batch_size=32), seed=5)
+    best = max(fitted.history, key=lambda e: (e.accuracy, -e.objective))
+    assert fitted.best == best
+    assert evaluate(fitted.model, task.validation).accuracy == pytest.approx(best.accuracy)
+
+
+def test_training_learns(task, encoder):
+    fitted = fit(encoder, task, DENSE.with_changes(epochs=25, lr=5e-3, batch_size=32), seed=5)
+    assert fitted.history[-1].train_loss < 0.5 * fitted.history[0].train_loss
+
+
+def test_the_budget_loss_pulls_the_cost_down(task, encoder):
+    elastic = Elastic(encoder, length=task.length)
+    pressed = BUDGETED.with_changes(epochs=5, batch_size=32, lam=1.0, gate_lr=0.1)
+    after = fit(elastic, task, pressed, seed=2).model
+    assert float(after.cost(0.5).detach()) < 0.8 * float(elastic.cost(0.5).detach())
+
+
+def test_gates_have_a_learning_rate_of_their_own(task, encoder):
+    elastic = Elastic(encoder, length=task.length)
+    frozen = fit(elastic, task, BUDGETED.with_changes(**SHORT, gate_lr=0.0), seed=2).model
+    assert torch.equal(frozen.gates.a, elastic.gates.a)
+    slow, fast = (
+        fit(elastic, task, BUDGETED.with_changes(**SHORT, gate_lr=lr), seed=2).model.gates.a.abs()
+        for lr in (1e-4, 1e-1)
+    )
+    assert fast.mean() > 100 * slow.mean()
+
+
+def test_a_teacher_pulls_the_student_towards_it(task, encoder):
+    teacher = fit(encoder, task, DENSE.with_changes(epochs=8, lr=5e-3, batch_size=32), 1).model
+    ids = task.train.inputs["input_ids"]
+
+    def distance(alpha):
+        taught = RECOVER.with_changes(epochs=4, lr=3e-3, batch_size=32, alpha=alpha)
+        student = fit(encoder, task, taught, 1, teacher=teacher).model
+        return float((student(ids).softmax(-1) - teacher(ids).softmax(-1)).abs().mean().detach())
+
+    assert distance(alpha=1.0) < distance(alpha=0.0)
+
+
+def test_a_recipe_fits_only_its_kind_of_model(task, encoder):
+    with pytest.raises(ValueError, match="wrap the model"):
+        fit(encoder, task, BUDGETED, seed=1)
+    with pytest.raises(ValueError, match="plain"):
+        fit(Elastic(encoder), task, DENSE, seed=1)
+
+
+def test_a_diverged_run_says_so(task, encoder):
+    with pytest.raises(ValueError, match="a learning rate below"):
+        fit(encoder, task, DENSE.with_changes(**SHORT, lr=1e30, warmup=0.0), seed=1)
+
+
+def test_budgets_are_drawn_from_their_range_and_a_ramp_widens_it():
+    plain, ramped = BUDGETED, BUDGETED.with_changes(ramp=0.5)
+    drawn = [draw_budget(plain, 1, step, 400) for step in range(400)]
+    assert 0.25 <= min(drawn) < 0.3
+    assert 0.95 < max(drawn) <= 1.0
+    early = [draw_budget(ramped, 1, step, 400) for step in range(20)]
+    late = [draw_budget(ramped, 1, step, 400) for step in range(200, 400)]
+    assert min(early) > 0.9
+    assert min(late) < 0.3
+    fixed = BUDGETED.with_changes(budgets=(0.5, 0.5))
+    assert draw_budget(fixed, 1, 7, 400) == 0.5
+
+
+def test_the_learning_rate_rises_and_falls():
+    shares = [learning_rate_share(DENSE, step, 100) for step in range(100)]
+    assert shares[0] == pytest.approx(0.2)
+    assert max(shares) == 1.0
+    assert shares.index(1.0) == 4
+    assert shares[-1] == pytest.approx(1 / 95)
+
+
+def test_the_papers_numbers_are_the_defaults():
+    assert (BUDGETED.lam, BUDGETED.beta, BUDGETED.budgets) == (0.02, 2.0, (0.25, 1.0))
+    assert (ADAPT.alpha, ADAPT.T, ADAPT.epochs, ADAPT.lr) == (0.5, 2.0, 1, 3e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("dens", {}, "unknown recipe 'dens'; known: dense, budgeted"),
+        ("dense", {"epoch": 3}, "has no epoch"),
+        ("dense", {"epochs": 0}, "epochs must be at least 1"),
+        ("budgeted", {"budgets": (0.0, 1.0)}, "in \\(0, 1\\]"),
+        ("budgeted", {"budgets": (0.9, 0.5)}, "from low to high"),
+        ("budgeted", {"lam": -1.0}, "lam must not be negative"),
+        ("adapt", {"alpha": 2.0}, "alpha must be in"),
+        ("adapt", {"objective": "hard"}, "objective must be"),
+    ],
+)
+def test_bad_recipes_are_refused(name, changes, says):
+    with pytest.raises(ValueError, match=says):
+        recipe(name, **changes)
+
+
+def test_a_recipe_survives_json():
+    assert Recipe.from_dict(json.loads(json.dumps(BUDGETED.to_dict()))) == BUDGETED
+
+
+def test_the_same_call_runs_on_two_processes(task, encoder, tmp_path):
+    """Two processes share each batch, so they end where one process ends, to float precision."""
+    script = Path(__file__).parent / "two_processes.py"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    subprocess.run([*launch, str(script), str(tmp_path)], check=True, capture_output=True)
+    facts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert [f["processes"] for f in facts] == [2, 2]
+    assert facts[0]["weights"] == facts[1]["weights"]
+    one = json.loads((tmp_path / "0.json").read_text())["gates"]
+    from two_processes import train
+
+    alone = train()
+    assert alone.processes == 1
+    assert torch.allclose(torch.tensor(one), alone.model.gates.a, atol=1e-4)

@@ -1,0 +1,40 @@
+"""Run under torchrun by test_training: trains with gates, and writes what each process got."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from apportion.backbones.encoder import Encoder, EncoderConfig
+from apportion.checkpoint import weights_digest
+from apportion.elastic import Elastic
+from apportion.recipes import BUDGETED
+from apportion.tasks.marked import Marked
+from apportion.training import Fitted, fit
+
+
+def train() -> Fitted:
+    task = Marked(length=12, values=4, distractors=2, train=128, validation=64, test=64).build()
+    torch.manual_seed(0)
+    shape = EncoderConfig(
+        task.vocabulary, task.length, layers=2, heads=4, hidden=16, feedforward=64
+    )
+    recipe = BUDGETED.with_changes(epochs=2, batch_size=32)
+    return fit(Elastic(Encoder(shape), length=task.length), task, recipe, seed=3)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    fitted = train()
+    facts = {
+        "processes": fitted.processes,
+        "weights": weights_digest(fitted.model),
+        "gates": fitted.model.gates.a.tolist(),
+    }
+    path = Path(sys.argv[1]) / f"{os.environ['RANK']}.json"
+    path.write_text(json.dumps(facts))
+    torch.distributed.destroy_process_group()
