@@ -111,7 +111,7 @@ def test_ties_always_fall_the_same_way():
 
 
 def test_an_infeasible_floor_names_the_smallest_budget_that_would_do():
-    with pytest.raises(ValueError, match="smallest feasible budget is 0.219"):
+    with pytest.raises(ValueError, match=r"smallest feasible budget is 0\.219"):
         allocate(torch.rand(16), Units.grid(4, 4), 0.2, floor=1)
     assert allocate(torch.rand(16), Units.grid(4, 4), 0.219, floor=1).count == 4
 

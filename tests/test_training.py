@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from short_training import train
 
 from apportion.checkpoint import weights_digest
 from apportion.elastic import Elastic
@@ -39,14 +40,14 @@ def test_fit_leaves_the_given_model_and_the_random_state_alone(task, encoder):
     assert torch.equal(state, torch.get_rng_state())
 
 
-class Stop(Exception):
+class StoppedError(Exception):
     pass
 
 
 def stop_after(steps: int):
     def progress(tick):
         if tick.step == steps:
-            raise Stop
+            raise StoppedError
 
     return progress
 
@@ -61,7 +62,7 @@ def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
     teacher = model if chosen is ADAPT else None
     whole = fit(model, task, short, seed=3, teacher=teacher)
     state = tmp_path / "state"
-    with pytest.raises(Stop):
+    with pytest.raises(StoppedError):
         fit(model, task, short, 3, teacher, state, 0.0, stop_after(steps))
     resumed_at = []
     rest = fit(
@@ -72,10 +73,30 @@ def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
     assert [e.accuracy for e in whole.history] == [e.accuracy for e in rest.history]
 
 
+KILLED = """
+import os, sys
+from pathlib import Path
+from short_training import train
+def progress(tick):
+    if tick.step == 6:
+        os.kill(os.getpid(), 9)
+train(state=Path(sys.argv[1]), save_every=0.0, progress=progress)
+"""
+
+
+def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not(tmp_path):
+    state = tmp_path / "state"
+    command = [sys.executable, "-c", KILLED, str(state)]
+    killed = subprocess.run(command, cwd=Path(__file__).parent, check=False)
+    assert killed.returncode == -9
+    assert state.exists()
+    assert same_weights(train(state=state).model, train().model)
+
+
 def test_a_state_of_another_run_is_refused_and_a_broken_one_too(task, encoder, tmp_path):
     state = tmp_path / "state"
     short = DENSE.with_changes(**SHORT)
-    with pytest.raises(Stop):
+    with pytest.raises(StoppedError):
         fit(encoder, task, short, 3, state=state, save_every=0.0, progress=stop_after(2))
     with pytest.raises(ValueError, match="belongs to another run"):
         fit(encoder, task, short, 4, state=state)
@@ -188,15 +209,13 @@ def test_a_recipe_survives_json():
 
 def test_the_same_call_runs_on_two_processes(task, encoder, tmp_path):
     """Two processes share each batch, so they end where one process ends, to float precision."""
-    script = Path(__file__).parent / "two_processes.py"
+    script = Path(__file__).parent / "short_training.py"
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     subprocess.run([*launch, str(script), str(tmp_path)], check=True, capture_output=True)
     facts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert [f["processes"] for f in facts] == [2, 2]
     assert facts[0]["weights"] == facts[1]["weights"]
     one = json.loads((tmp_path / "0.json").read_text())["gates"]
-    from two_processes import train
-
     alone = train()
     assert alone.processes == 1
     assert torch.allclose(torch.tensor(one), alone.model.gates.a, atol=1e-4)

@@ -123,9 +123,8 @@ def train(
         seed=seed,
         data_seed=data_seed,
     )
-    if not file.exists() or file.read_text(encoding="utf-8") != text:
-        records.write_text(file, text)
-    plan = experiment.read_experiment(file)
+    plan = experiment.parse_experiment(text)
+    records.write_text(file, text)
     have = _run(plan, into / "stages", results_of(file), jobs=1)
     final = plan.stages[-1]
     save(load(checkpoint_folder(final, into / "stages")), into / "checkpoint")

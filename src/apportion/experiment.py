@@ -86,15 +86,19 @@ _ROWS: dict[str, type] = {"paper": Reference, "goal": Goal}
 def read_experiment(path: Path) -> Experiment:
     """The experiment in a TOML file; an unknown key is an error that names the known ones."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_experiment(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"there is no experiment file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from None
-    try:
-        return _experiment(data)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path.name}: {error}") from None
+
+
+def parse_experiment(text: str) -> Experiment:
+    """The experiment that a TOML text describes."""
+    try:
+        return _experiment(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"not TOML: {error}") from None
 
 
 def current(experiment: Experiment, have: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -122,6 +126,7 @@ def _experiment(data: dict[str, Any]) -> Experiment:
     data_seeds, seeds = (tuple(data["seeds"][k]) for k in ("data", "optimisation"))
     budgets = tuple(check_budget(b) for b in data.get("budgets", (0.25, 0.5, 0.75)))
     task = Marked(**numbers, seed=data_seeds[0])
+    EncoderConfig(vocabulary=1, length=task.length, **data["model"])  # complains now, not later
     stages: list[Stage] = []
     for entry in data["stage"]:
         cells = [

@@ -1,8 +1,8 @@
 """Tables inside Markdown files, written anew from the records.
 
-    <!-- table: core -->
-    …whatever stands here is replaced…
-    <!-- end of table -->
+<!-- table: core -->
+…whatever stands here is replaced…
+<!-- end of table -->
 """
 
 from __future__ import annotations

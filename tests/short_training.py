@@ -1,4 +1,4 @@
-"""Run under torchrun by test_training: trains with gates, and writes what each process got."""
+"""A short training with gates; under torchrun it writes what each process got."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,14 +18,14 @@ from apportion.tasks.marked import Marked
 from apportion.training import Fitted, fit
 
 
-def train() -> Fitted:
+def train(**options: Any) -> Fitted:
     task = Marked(length=12, values=4, distractors=2, train=128, validation=64, test=64).build()
     torch.manual_seed(0)
     shape = EncoderConfig(
         task.vocabulary, task.length, layers=2, heads=4, hidden=16, feedforward=64
     )
     recipe = BUDGETED.with_changes(epochs=2, batch_size=32)
-    return fit(Elastic(Encoder(shape), length=task.length), task, recipe, seed=3)
+    return fit(Elastic(Encoder(shape), length=task.length), task, recipe, 3, **options)
 
 
 if __name__ == "__main__":

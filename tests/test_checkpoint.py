@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from apportion.backbones.encoder import Encoder, EncoderConfig
+from apportion.checkpoint import GATES, MANIFEST, WEIGHTS, Checkpoint, load, save, weights_digest
+from apportion.elastic import Elastic
+
+
+@pytest.fixture
+def elastic(encoder):
+    elastic = Elastic(encoder, length=12, tau=0.7)
+    torch.nn.init.normal_(elastic.gates.a)
+    return elastic.eval()
+
+
+@pytest.fixture
+def folder(elastic, tmp_path):
+    save(Checkpoint(elastic, {"recipes": []}), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_an_elastic_checkpoint_reloads(elastic, folder, task):
+    loaded = load(folder)
+    assert loaded.kind == "elastic"
+    assert loaded.notes == {"recipes": []}
+    ids = task.test.inputs["input_ids"]
+    with torch.no_grad():
+        assert torch.equal(loaded.model(ids, budget=0.4), elastic(ids, budget=0.4))
+    assert loaded.model.units == elastic.units
+
+
+def test_a_dense_checkpoint_reloads(encoder, tmp_path):
+    save(Checkpoint(encoder), tmp_path / "dense")
+    loaded = load(tmp_path / "dense")
+    assert loaded.kind == "dense"
+    assert weights_digest(loaded.model) == weights_digest(encoder)
+
+
+@pytest.mark.parametrize("kinds", [("heads",), ("heads", "feedforward")])
+def test_saved_cut_model_reloads(encoder, tmp_path, task, kinds):
+    """In a fresh process too, with a layer that lost all its units."""
+    elastic = Elastic(encoder, kinds, length=12, block=32)
+    with torch.no_grad():
+        elastic.gates.a.copy_(torch.tensor([float(u.layer) for u in elastic.units]))
+    smaller = elastic.cut(0.5).eval()
+    save(Checkpoint(smaller, {}, elastic.allocation(0.5)), tmp_path / "cut")
+    loaded = load(tmp_path / "cut")
+    assert loaded.kind == "cut"
+    ids = task.test.inputs["input_ids"]
+    with torch.no_grad():
+        expected = smaller(ids)
+        assert torch.equal(loaded.model(ids), expected)
+    torch.save({"ids": ids, "logits": expected}, tmp_path / "expected.pt")
+    script = (
+        "import sys, torch; from pathlib import Path; import apportion\n"
+        "there = Path(sys.argv[1]); e = torch.load(there / 'expected.pt')\n"
+        "model = apportion.load(there / 'cut').model\n"
+        "assert torch.equal(model(e['ids']).detach(), e['logits'])\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+
+
+def test_people_can_read_what_was_kept(elastic, tmp_path):
+    save(Checkpoint(elastic.cut(0.25), {}, elastic.allocation(0.25)), tmp_path / "cut")
+    manifest = json.loads((tmp_path / "cut" / MANIFEST).read_text())
+    assert manifest["kept"] == elastic.allocation(0.25).to_dict()
+    assert sum(len(layer["heads"]) for layer in manifest["kept"].values()) == 2
+
+
+def test_there_is_nothing_to_unpickle(folder):
+    names = {path.name for path in folder.iterdir()}
+    assert names == {MANIFEST, WEIGHTS, GATES}
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, GATES])
+@pytest.mark.parametrize("keep", [0, 50, -1])
+def test_a_truncated_file_is_named(folder, name, keep):
+    path = folder / name
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=f"{name} is truncated or was changed"):
+        load(folder)
+
+
+def test_a_changed_byte_is_noticed(folder):
+    data = bytearray((folder / WEIGHTS).read_bytes())
+    data[-1] ^= 1
+    (folder / WEIGHTS).write_bytes(bytes(data))
+    with pytest.raises(ValueError, match="truncated or was changed"):
+        load(folder)
+
+
+def test_a_missing_file_is_named(folder):
+    (folder / GATES).unlink()
+    with pytest.raises(ValueError, match=r"has no gates\.safetensors"):
+        load(folder)
+
+
+def change(folder, edit):
+    manifest = json.loads((folder / MANIFEST).read_text())
+    edit(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda m: m.update(version=99), "format version 99; this apportion reads version 1"),
+        (lambda m: m.update(format="other"), "not the manifest of an apportion checkpoint"),
+        (lambda m: m.pop("files"), "lacks files"),
+        (lambda m: m["model"].update(type="bert"), "unknown type 'bert'"),
+        (lambda m: m["model"]["config"].update(hidden=32), "weights .* are of another model"),
+        (lambda m: m["model"]["config"].update(width=3), "not one of an encoder"),
+        (lambda m: m["units"]["runs"].pop(), "lists other units"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_is_refused(folder, edit, says):
+    change(folder, edit)
+    with pytest.raises(ValueError, match=says):
+        load(folder)
+
+
+def test_weights_of_another_model_are_refused(folder, tmp_path):
+    other = Encoder(EncoderConfig(9, 12, layers=1, heads=2, hidden=8, feedforward=16))
+    save(Checkpoint(Elastic(other, length=12)), tmp_path / "other")
+    files = json.loads((tmp_path / "other" / MANIFEST).read_text())["files"]
+    (tmp_path / "other" / WEIGHTS).replace(folder / WEIGHTS)
+    change(folder, lambda m: m["files"].update({WEIGHTS: files[WEIGHTS]}))
+    with pytest.raises(ValueError, match=r"of another model than its apportion\.json says"):
+        load(folder)
+
+
+def test_what_is_not_a_checkpoint_is_refused_and_never_overwritten(elastic, tmp_path):
+    with pytest.raises(ValueError, match="not a checkpoint"):
+        load(tmp_path / "nothing")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ValueError, match="exists and is not a checkpoint"):
+        save(Checkpoint(elastic), tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+@contextmanager
+def no_file_larger_than(size: int):
+    """What a full disk does, without filling one: writes past the size fail."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(elastic, folder):
+    before = weights_digest(load(folder).model)
+    torch.nn.init.zeros_(elastic.gates.a)
+    with no_file_larger_than(2000), pytest.raises(OSError, match="could not write checkpoint"):
+        save(Checkpoint(elastic), folder)
+    assert weights_digest(load(folder).model) == before
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+KILLED_AT = """
+import os, sys
+from pathlib import Path
+from apportion.checkpoint import Checkpoint, load, save
+folder, moves = Path(sys.argv[1]), int(sys.argv[2])
+checkpoint = load(folder)
+checkpoint.model.gates.a.data.fill_(5.0)
+rename, done = Path.rename, []
+def killed_rename(self, target):
+    if len(done) == moves:
+        os.kill(os.getpid(), 9)
+    done.append(target)
+    return rename(self, target)
+Path.rename = killed_rename
+save(checkpoint, folder)
+"""
+
+
+@pytest.mark.parametrize("moves", [0, 1])
+def test_a_kill_in_the_middle_of_a_save_loses_nothing(elastic, folder, moves):
+    """Killed before anything is in place, and between the two moves that put it there."""
+    before = weights_digest(elastic)
+    killed = subprocess.run([sys.executable, "-c", KILLED_AT, str(folder), str(moves)], check=False)
+    assert killed.returncode == -9
+    assert weights_digest(load(folder).model) == before
+    save(Checkpoint(elastic), folder)
+    assert weights_digest(load(folder).model) == before

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from apportion import cli, records
+from apportion.checkpoint import MANIFEST, Checkpoint, load, save
+from apportion.elastic import Elastic
+
+TRAIN = "train --rows 64 --length 12 --epochs 1 --budgeted-epochs 1 --hidden 16 --heads 4"
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    """The exit code, stdout and stderr of a command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["apportion", *words])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+    captured = capsys.readouterr()
+    return int(stop.value.code or 0), captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    home = tmp_path_factory.mktemp("trained")
+    command = [sys.executable, "-m", "apportion.cli", *TRAIN.split(), "--out", str(home)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return home, done
+
+
+def test_train_leaves_a_table_a_checkpoint_and_a_report(trained):
+    home, done = trained
+    for column in ("budget asked", "cost paid", "accuracy", "speed"):
+        assert column in done.stdout
+    assert "report" in done.stderr
+    assert load(home / "checkpoint").kind == "elastic"
+    assert (home / "report.html").stat().st_size > 10_000
+
+
+def test_training_again_only_prints_the_table(trained, capsys):
+    home, _ = trained
+    before = (home / "results" / "experiment.jsonl").read_bytes()
+    code, out, err = run(capsys, *TRAIN.split(), "--out", str(home), "--json")
+    assert code == 0
+    assert "started" not in err
+    assert [row["budget asked"] for row in json.loads(out)["budgets"]] == [
+        "0.25",
+        "0.50",
+        "0.75",
+        "1.00",
+    ]
+    assert (home / "results" / "experiment.jsonl").read_bytes() == before
+
+
+def test_inspect_says_what_is_kept(trained, capsys):
+    home, _ = trained
+    code, out, _ = run(capsys, "inspect", str(home / "checkpoint"), "-b", "0.5", "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["recipes"] == ["dense", "budgeted", "adapt"]
+    assert sum(len(layer["heads"]) for layer in facts["budgets"][0]["kept"].values()) == 4
+    _, text, _ = run(capsys, "inspect", str(home / "checkpoint"))
+    assert "2 layers x 4 heads" in text
+
+
+def test_sweep_prints_19_budgets_and_a_verdict(trained, capsys):
+    home, _ = trained
+    code, out, _ = run(capsys, "sweep", str(home / "checkpoint"), "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert len(found["points"]) == 38
+    assert found["monotone"] is True
+    _, text, _ = run(capsys, "sweep", str(home / "checkpoint"), "-b", "0.5", "--form", "cut")
+    assert "monotone" in text
+
+
+def test_cut_writes_a_smaller_checkpoint(trained, capsys, tmp_path):
+    home, _ = trained
+    words = ["cut", str(home / "checkpoint"), "-b", "0.5", "--out", str(tmp_path / "half")]
+    code, out, _ = run(capsys, *words, "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["units"] == 4
+    assert facts["parameters"] < facts["parameters_before"]
+    assert load(tmp_path / "half").kind == "cut"
+    _, text, _ = run(capsys, "inspect", str(tmp_path / "half"))
+    assert "cut checkpoint" in text
+    code, _, err = run(capsys, "sweep", str(tmp_path / "half"))
+    assert code == 2
+    assert "has no gates" in err
+
+
+def test_bench_times_every_arm(trained, capsys):
+    home, _ = trained
+    words = ["bench", str(home / "checkpoint"), "-b", "0.5", "--repeats", "2", "--batch", "4"]
+    code, out, _ = run(capsys, *words, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert [r["form"] for r in found] == ["dense", "soft", "hard mask", "cut"]
+    _, text, _ = run(capsys, *words)
+    assert "bound by MACs" in text
+
+
+def test_report_prints_every_table(trained, capsys, tmp_path):
+    home, _ = trained
+    page = tmp_path / "page.html"
+    code, out, _ = run(capsys, "report", str(home), "--out", str(page), "--json")
+    assert code == 0
+    assert {"budgets", "sweep", "latency", "accounting"} <= set(json.loads(out))
+    assert page.exists()
+
+
+def test_run_takes_the_file_that_train_wrote(trained, capsys):
+    home, _ = trained
+    file = home / "experiment.toml"
+    code, out, _ = run(capsys, "run", str(file), "--runs", str(home / "stages"))
+    assert code == 0
+    assert "budget asked" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["inspect", "CHECKPOINT", "-b", "0"], "a fraction in (0, 1], not 0"),
+        (["inspect", "CHECKPOINT", "-b", "1.5"], "a fraction in (0, 1], not 1.5"),
+        (["inspect", "CHECKPOINT", "-b", "0.1", "--floor", "1"], "smallest feasible budget is"),
+        (["cut", "CHECKPOINT", "-b", "2", "--out", "HOME/x"], "a fraction in (0, 1], not 2"),
+        (["sweep", "CHECKPOINT", "--form", "gently"], "a form is one of soft, hard, cut"),
+        (["sweep", "CHECKPOINT", "--split", "dev"], "a split is one of train, validation, test"),
+        (["bench", "CHECKPOINT", "--threads", "0"], "threads must be at least 1"),
+        (["bench", "CHECKPOINT", "--batch", "0"], "batch must be at least 1"),
+        (["inspect", "HOME/nothing"], "is not a checkpoint"),
+        (["run", "HOME/none.toml"], "there is no experiment file"),
+        (["report", "HOME/none.toml"], "there is no experiment file"),
+        (["train", "--out", "HOME/y", "--heads", "3"], "hidden=64 is not a multiple of heads=3"),
+        (["train", "--out", "HOME/y", "--epochs", "0"], "epochs must be at least 1"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(trained, capsys, tmp_path, words, says):
+    home, _ = trained
+    words = [
+        w.replace("CHECKPOINT", str(home / "checkpoint")).replace("HOME", str(tmp_path))
+        for w in words
+    ]
+    code, out, err = run(capsys, *words)
+    assert code == 2
+    assert out == ""
+    assert says in err
+    assert "Traceback" not in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_damaged_checkpoint_is_one_sentence_too(trained, capsys, tmp_path, encoder):
+    save(Checkpoint(Elastic(encoder, length=12)), tmp_path / "model")
+    (tmp_path / "model" / MANIFEST).write_text('{"format":')
+    code, _, err = run(capsys, "inspect", str(tmp_path / "model"))
+    assert code == 2
+    assert "not readable as JSON" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_full_disk_is_one_sentence_and_exit_code_1(trained, capsys, tmp_path, monkeypatch):
+    home, _ = trained
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("apportion.checkpoint.save_file", full)
+    words = ["cut", str(home / "checkpoint"), "-b", "0.5", "--out", str(tmp_path / "half")]
+    code, _, err = run(capsys, *words)
+    assert code == 1
+    assert "No space left on device" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_teaches_every_command(capsys):
+    _, out, _ = run(capsys, "--help")
+    for command in ("train", "run", "sweep", "inspect", "cut", "bench", "report"):
+        assert command in out
+        code, text, _ = run(capsys, command, "--help")
+        assert code == 0
+        assert len(text.splitlines()) > 8
+
+
+def test_results_hold_no_path_of_the_machine(trained):
+    home, _ = trained
+    text = (home / "results" / "experiment.jsonl").read_text()
+    assert str(home.parent) not in text
+    assert all(r["stage"] for r in records.read(home / "results" / "experiment.jsonl"))
