@@ -1,5 +1,12 @@
 from __future__ import annotations
 
+import os
+
+# Before torch is imported, and for the processes that tests start: one thread each, since results
+# are the same to the bit only for the same number of threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 import torch
 

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from scipy import stats
 from torch import Tensor, nn
 
 from apportion.elastic import Elastic
@@ -78,6 +77,8 @@ def measure(
 
 def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
     """A distribution-free interval of the median, from order statistics."""
+    from scipy import stats  # half of the time that importing apportion would take
+
     ordered = sorted(values)
     count = len(ordered)
     below = int(stats.binom.ppf((1.0 - confidence) / 2.0, count, 0.5))

@@ -37,6 +37,7 @@ class Picture:
     """A figure with the sentence under it."""
 
     name: str
+    title: str
     caption: str
     figure: Figure
 
@@ -89,7 +90,9 @@ def pareto(experiment: Experiment, records: Records) -> Picture | None:
     figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False)
     seeds = len(experiment.seeds)
     spread = f" Means over {seeds} seeds, bars are sample standard deviations." if seeds > 1 else ""
-    return Picture("pareto", f"What the knob keeps at each cost.{spread}", figure)
+    return Picture(
+        "pareto", "Accuracy against cost", f"What the knob keeps at each cost.{spread}", figure
+    )
 
 
 def equal_pretraining(experiment: Experiment, records: Records) -> Picture | None:
@@ -114,6 +117,7 @@ def equal_pretraining(experiment: Experiment, records: Records) -> Picture | Non
     axes.legend(frameon=False, loc="lower right")
     return Picture(
         "equal-pretraining",
+        "One budgeted checkpoint against a specialist a budget",
         "Both start from the same dense checkpoints; labels are the budgets asked for.",
         figure,
     )
@@ -139,7 +143,8 @@ def gate_map(experiment: Experiment, records: Records) -> Picture | None:
                 )
     assert image is not None
     figure.colorbar(image, ax=list(panels), shrink=0.8, label="z(B)")
-    return Picture("gates", f"How far each head is open ({_whose(found[0])}).", figure)
+    caption = f"How far each head is open at each budget ({_whose(found[0])})."
+    return Picture("gates", "Gates by layer and head", caption, figure)
 
 
 def allocation_map(experiment: Experiment, records: Records) -> Picture | None:
@@ -155,7 +160,8 @@ def allocation_map(experiment: Experiment, records: Records) -> Picture | None:
         shown = [[1.0 if h in kept[n] else 0.0 for h in range(len(r))] for n, r in enumerate(rows)]
         axes.imshow(shown, cmap="Blues", vmin=0, vmax=1.35, aspect="equal")
         _label_grid(axes, rows, f"B = {record['budget']:.2f}\n{sum(map(len, kept))} heads")
-    return Picture("allocation", f"The heads that a budget buys ({_whose(found[0])}).", figure)
+    caption = f"The heads that stay at each budget ({_whose(found[0])})."
+    return Picture("allocation", "What each budget buys", caption, figure)
 
 
 def speed(experiment: Experiment, records: Records) -> Picture | None:
@@ -183,6 +189,7 @@ def speed(experiment: Experiment, records: Records) -> Picture | None:
     axes.grid(axis="x", visible=False)
     return Picture(
         "speed",
+        "Measured speed",
         "Measured speed of the cut models; bars show the widest 95 % interval of the seeds.",
         figure,
     )
@@ -248,7 +255,7 @@ def _by_layer(record: Mapping[str, Any]) -> list[list[float]]:
 
 def _grid_size(record: Mapping[str, Any], panels: int) -> tuple[float, float]:
     rows = _by_layer(record)
-    return 1.0 + panels * max(1.3, 0.27 * len(rows[0])), 1.1 + 0.27 * len(rows)
+    return 1.0 + panels * max(1.3, 0.29 * len(rows[0])), 0.9 + 0.3 * len(rows)
 
 
 def _label_grid(axes: Axes, rows: Sequence[Sequence[float]], title: str) -> None:

@@ -74,8 +74,8 @@ def budget_table(experiment: Experiment, records: Records) -> Table:
             "bound by MACs",
         ),
         tuple(rows),
-        f"Method {method}, test rows; mean ± sample standard deviation over "
-        f"{_seeds(records, method)}. Speed is against the same model uncut, one thread.",
+        f"Method {method}, test rows, {_seeds(records, method)}. "
+        "Speed is against the same model uncut, one thread.",
     )
 
 
@@ -316,7 +316,7 @@ def _trained(record: Mapping[str, Any], ran: Mapping[str, Mapping[str, Any]]) ->
 
 def _seeds(records: Records, method: str | None) -> str:
     count = len({(r["data_seed"], r["seed"]) for r in select(records, kind="point", method=method)})
-    return f"{count} seed{'s' * (count != 1)}"
+    return "one seed" if count == 1 else f"mean ± sample standard deviation over {count} seeds"
 
 
 def _yes(met: bool) -> str:
