@@ -35,9 +35,13 @@ check: $(VENV)/ready
 
 study: $(VENV)/ready
 	$(BIN)/apportion run experiments/marked-64.toml --jobs 2
+	$(BIN)/apportion run experiments/marked-64-ablation.toml --jobs 2
 
 docs: $(VENV)/ready
-	$(BIN)/apportion report experiments/marked-64.toml --out runs/marked-64/report.html --fill README.md --fill docs/marked-64.md
+	$(BIN)/apportion report experiments/marked-64.toml --out runs/marked-64/report.html \
+		--fill README.md --fill docs/marked-64.md
+	$(BIN)/apportion report experiments/marked-64-ablation.toml \
+		--out runs/marked-64-ablation/report.html --fill docs/marked-64-ablation.md
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

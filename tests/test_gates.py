@@ -71,6 +71,10 @@ def test_each_example_may_have_its_own_budget():
 def test_a_budget_outside_its_range_is_refused(budget):
     with pytest.raises(ValueError, match=r"in \(0, 1\]"):
         check_budget(budget)
+    with pytest.raises(ValueError, match=r"in \(0, 1\]"):
+        Gates(UNITS)(budget)
+    with pytest.raises(ValueError, match=r"in \(0, 1\]"):
+        Gates(UNITS)(torch.tensor([0.5, budget]))
 
 
 def test_a_temperature_must_be_positive():

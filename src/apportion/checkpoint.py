@@ -55,8 +55,9 @@ class Checkpoint:
         return "cut" if self.kept is not None else "dense"
 
 
-def save(checkpoint: Checkpoint, folder: Path) -> None:
+def save(checkpoint: Checkpoint, folder: str | Path) -> None:
     """Writes a checkpoint folder whole or not at all; one that is there already is replaced."""
+    folder = Path(folder)
     if folder.exists() and not (folder / MANIFEST).exists():
         raise ValueError(f"{folder} exists and is not a checkpoint; choose another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -77,10 +78,10 @@ def save(checkpoint: Checkpoint, folder: Path) -> None:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def load(folder: Path) -> Checkpoint:
+def load(folder: str | Path) -> Checkpoint:
     """The checkpoint in a folder; every file is checked against its recorded hash."""
     manifest = read_manifest(folder)
-    folder = _present(folder)
+    folder = _present(Path(folder))
     for name, facts in manifest["files"].items():
         path = folder / name
         if not path.exists():
@@ -105,9 +106,9 @@ def load(folder: Path) -> Checkpoint:
     return Checkpoint(model.eval(), manifest["notes"], kept)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: str | Path) -> dict[str, Any]:
     """What a checkpoint says of itself, without its weights."""
-    path = _present(folder) / MANIFEST
+    path = _present(Path(folder)) / MANIFEST
     if not path.exists():
         raise ValueError(f"{folder} is not a checkpoint: it has no {MANIFEST}")
     try:

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any, Protocol
 
 import torch
@@ -137,6 +138,15 @@ def _begin_worker(ticks: Any, threads: int) -> None:
     global _ticks
     _ticks = ticks
     torch.set_num_threads(threads)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Ends this worker when the process that started it is killed, or it would wait for ever."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(stage: Stage, runs: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_STAGE_KEYS = {"method", "recipe", "score", "from", "teacher", "grid", "each", "latency"}
+_STAGE_KEYS = {"method", "recipe", "score", "from", "teacher", "grid", "each", "latency", "model"}
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,14 @@ def _experiment(data: dict[str, Any]) -> Experiment:
     numbers = {k: v for k, v in data["task"].items() if k != "kind"}
     _no_other_keys("[task]", numbers, {f.name for f in fields(Marked)} - {"seed"})
     shape = {f.name for f in fields(EncoderConfig)} - {"vocabulary", "length", "classes"}
-    _no_other_keys("[model]", data["model"], shape)
+    for where, model in (
+        ("[model]", data["model"]),
+        *((f"model of stage {e.get('method')!r}", e.get("model", {})) for e in data["stage"]),
+    ):
+        _no_other_keys(where, model, shape)
     data_seeds, seeds = (tuple(data["seeds"][k]) for k in ("data", "optimisation"))
     budgets = tuple(check_budget(b) for b in data.get("budgets", (0.25, 0.5, 0.75)))
     task = Marked(**numbers, seed=data_seeds[0])
-    EncoderConfig(vocabulary=1, length=task.length, **data["model"])  # complains now, not later
     stages: list[Stage] = []
     for entry in data["stage"]:
         cells = [
@@ -135,7 +138,9 @@ def _experiment(data: dict[str, Any]) -> Experiment:
             for seed in seeds
         ]
         for cell_task, seed in cells:
-            stages += _stages_of(entry, cell_task, data["model"], seed, budgets, stages)
+            model = {**data["model"], **entry.get("model", {})}
+            EncoderConfig(vocabulary=1, length=task.length, **model)  # complains now, not later
+            stages += _stages_of(entry, cell_task, model, seed, budgets, stages)
     return Experiment(
         name=data["name"],
         title=data.get("title", data["name"]),

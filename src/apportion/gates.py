@@ -40,6 +40,10 @@ class Gates(nn.Module):
 
     def forward(self, budget: Tensor | float) -> Tensor:
         """z(B): [units] for one budget, [batch, units] for a budget an example."""
+        if not isinstance(budget, Tensor):
+            check_budget(budget)
+        elif not bool(((budget > 0.0) & (budget <= 1.0)).all()):
+            raise ValueError(f"budgets are fractions in (0, 1], not {budget.tolist()}")
         budget = torch.as_tensor(budget, dtype=self.a.dtype, device=self.a.device)
         logit = torch.logit(budget.clamp(EPS, 1.0 - EPS))[..., None]
         z = torch.sigmoid((self.a + F.softplus(self.s) * logit) / self.tau)

@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -81,8 +83,6 @@ def provenance(**more: Any) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def environment() -> dict[str, Any]:
     """The versions and the machine, without anything that names its owner."""
-    import torch
-
     return {
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in ("apportion", "torch", "accelerate")},
