@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -7,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from short_training import train
 
 from apportion.checkpoint import weights_digest
 from apportion.elastic import Elastic
 from apportion.evaluation import evaluate
+from apportion.progress import training_bar
 from apportion.recipes import ADAPT, BUDGETED, DENSE, RECOVER, Recipe, recipe
 from apportion.schedule import draw_budget, learning_rate_share
 from apportion.training import fit
@@ -157,6 +160,16 @@ def test_a_recipe_fits_only_its_kind_of_model(task, encoder):
 def test_a_diverged_run_says_so(task, encoder):
     with pytest.raises(ValueError, match="a learning rate below"):
         fit(encoder, task, DENSE.with_changes(**SHORT, lr=1e30, warmup=0.0), seed=1)
+
+
+def test_a_bar_shows_loss_cost_accuracy_and_time_left(task, encoder):
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=140)
+    with training_bar(console) as bar:
+        fit(encoder, task, DENSE.with_changes(**SHORT), seed=1, progress=bar)
+    shown = screen.getvalue()
+    for part in ("dense", "epoch 2/2", "loss", "cost", "accuracy", "left"):
+        assert part in shown
 
 
 def test_budgets_are_drawn_from_their_range_and_a_ramp_widens_it():

@@ -153,9 +153,11 @@ def save_state(path: Path, state: TrainingState) -> None:
     tensors |= {f"best/{name}": value for name, value in state.best.items()}
     for number, values in state.moments.items():
         tensors |= {f"moments/{number}/{name}": value for name, value in values.items()}
-    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    with replacing(path) as part:
-        save_file(tensors, part, metadata={"notes": json.dumps(state.notes)})
+    try:
+        with replacing(path) as part:
+            _save_tensors(tensors, part, {"notes": json.dumps(state.notes)})
+    except OSError as error:
+        raise OSError(f"could not write {path}: {error.strerror or error}") from error
 
 
 def load_state(path: Path) -> TrainingState:
@@ -220,10 +222,13 @@ def _write(checkpoint: Checkpoint, folder: Path) -> None:
             os.fsync(file.fileno())
 
 
-def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+def _save_tensors(
+    tensors: Mapping[str, Tensor], path: Path, header: dict[str, str] | None = None
+) -> None:
     # A full disk shows as a SafetensorError; to a caller it is a failed write like any other.
     try:
-        save_file({name: v.detach().cpu().contiguous() for name, v in tensors.items()}, path)
+        ready = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        save_file(ready, path, metadata=header)
     except SafetensorError as error:
         raise OSError(str(error)) from error
 

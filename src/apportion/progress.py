@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -19,24 +21,31 @@ from apportion.stages import Stage
 from apportion.training import Tick
 
 
+@contextmanager
+def training_bar(console: Console | None = None) -> Iterator[Callable[[Tick], None]]:
+    """A bar for one call of `fit`: `with training_bar() as bar: fit(…, progress=bar)`."""
+    with _bars(console or Console(stderr=True)) as progress:
+        bar = progress.add_task("", total=None, facts="")
+
+        def show(tick: Tick) -> None:
+            progress.update(
+                bar,
+                description=tick.recipe,
+                completed=tick.step,
+                total=tick.steps,
+                facts=_facts(tick),
+            )
+
+        yield show
+
+
 class Bars:
-    """A watcher of `experiment.run` that draws bars; where there is no terminal, lines."""
+    """A watcher of `driver.run` that draws a bar a stage; where there is no terminal, lines."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.bars: dict[str, TaskID] = {}
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-        )
+        self.progress = _bars(console)
 
     def __enter__(self) -> Bars:
         self.progress.start()
@@ -59,10 +68,7 @@ class Bars:
 
     def ticked(self, stage: Stage, tick: Tick) -> None:
         """A stage took a training step."""
-        facts = f"epoch {tick.epoch}/{tick.epochs}  loss {tick.loss:.4f}  cost {tick.cost:.3f}"
-        if tick.accuracy is not None:
-            facts += f"  validation {100 * tick.accuracy:.1f} %"
-        self._show(stage, tick.step, tick.steps, facts)
+        self._show(stage, tick.step, tick.steps, _facts(tick))
 
     def timing(self, stage: Stage, done: int, of: int) -> None:
         """A stage's model is being timed."""
@@ -75,3 +81,23 @@ class Bars:
 
     def _show(self, stage: Stage, done: int, of: int, facts: str) -> None:
         self.progress.update(self.bars[stage.key], completed=done, total=of, facts=facts)
+
+
+def _facts(tick: Tick) -> str:
+    facts = f"epoch {tick.epoch}/{tick.epochs}  loss {tick.loss:.4f}  cost {tick.cost:.3f}"
+    return facts if tick.accuracy is None else f"{facts}  accuracy {100 * tick.accuracy:.1f} %"
+
+
+def _bars(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[facts]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )

@@ -6,6 +6,7 @@ to go on from a step: a run that was killed ends with the weights of one that wa
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from apportion.recipes import Recipe
 _ORDER, _BUDGET, _NOISE = range(3)  # purposes of random numbers
 
 
+@lru_cache(maxsize=2)  # every step of an epoch asks for it
 def row_order(seed: int, epoch: int, rows: int) -> Tensor:
     """The order in which an epoch goes through the training rows."""
     return torch.from_numpy(np.random.default_rng([seed, _ORDER, epoch]).permutation(rows))

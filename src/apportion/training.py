@@ -198,16 +198,16 @@ class _Run:
             cost = float(paid.detach())
             if recipe.objective == "soft":
                 loss = loss + budget_loss(paid, budget, recipe.lam, recipe.beta)
-        self.optimizer.zero_grad()
-        self.accelerator.backward(loss)
-        self.accelerator.clip_grad_norm_(self.student.parameters(), recipe.clip)
-        self.optimizer.step()
         value = float(loss.detach())
         if not math.isfinite(value):
             raise ValueError(
                 f"the loss is {value} at step {self.step} of recipe {recipe.name!r}; "
                 f"a learning rate below {recipe.lr:g} may help"
             )
+        self.optimizer.zero_grad()
+        self.accelerator.backward(loss)
+        self.accelerator.clip_grad_norm_(self.student.parameters(), recipe.clip)
+        self.optimizer.step()
         return value, cost
 
     def _batch(self, epoch: int, inside: int) -> tuple[dict[str, Tensor], Tensor]:
@@ -315,7 +315,7 @@ def _identity(
     """A hash of all that decides how a run ends."""
     parts = {
         "weights": weights_digest(model),
-        "teacher": teacher and weights_digest(teacher),
+        "teacher": None if teacher is None else weights_digest(teacher),
         "data": task.digest(),
         "recipe": recipe.to_dict(),
         "seed": seed,
