@@ -11,7 +11,8 @@ from typing import Any
 from apportion.backbones.encoder import EncoderConfig
 from apportion.gates import check_budget
 from apportion.recipes import RECIPES, recipe
-from apportion.stages import SCORES, Stage
+from apportion.scoring import SOURCES
+from apportion.stages import Stage
 from apportion.tasks.marked import Marked
 
 if sys.version_info >= (3, 11):
@@ -171,8 +172,8 @@ def _stages_of(
     if ("recipe" in entry) == ("score" in entry):
         raise ValueError(f"stage {method!r} needs either a recipe or a score")
     if "score" in entry:
-        if entry["score"] not in SCORES:
-            raise ValueError(f"unknown score {entry['score']!r}; known: {', '.join(SCORES)}")
+        if entry["score"] not in SOURCES:
+            raise ValueError(f"unknown score {entry['score']!r}; known: {', '.join(SOURCES)}")
         _no_other_keys(f"stage {method!r}", entry, _STAGE_KEYS)
     elif entry["recipe"] not in RECIPES:
         raise ValueError(f"unknown recipe {entry['recipe']!r}; known: {', '.join(RECIPES)}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from apportion.elastic import Elastic
 from apportion.evaluation import evaluate
-from apportion.tasks import Split
+from apportion.tasks import Split, Task
 from apportion.units import Allocation, Units
 
 
@@ -28,3 +30,10 @@ def loss_increase(model: Elastic, split: Split) -> Tensor:
 def random(units: Units, seed: int) -> Tensor:
     """Scores that mean nothing: the floor that every method has to beat."""
     return torch.rand(len(units), generator=torch.Generator().manual_seed(seed))
+
+
+# By name, as experiment files call them: from a model, its task and a seed.
+SOURCES: dict[str, Callable[[Elastic, Task, int], Tensor]] = {
+    "loss-increase": lambda model, task, seed: loss_increase(model, task.validation),
+    "random": lambda model, task, seed: random(model.units, seed),
+}

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from apportion import scoring
 from apportion.allocation import allocate
 from apportion.backbones.encoder import Encoder, EncoderConfig
 from apportion.benchmark import count_parameters, time_budgets
@@ -24,11 +24,10 @@ from apportion.elastic import Elastic, plain_of
 from apportion.evaluation import SWEEP, Score, evaluate, is_monotone, sweep
 from apportion.recipes import Recipe
 from apportion.records import provenance
+from apportion.scoring import SOURCES
 from apportion.tasks import Task
 from apportion.tasks.marked import Marked
 from apportion.training import Tick, fit
-
-SCORES = ("loss-increase", "random")
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,17 @@ class Stage:
     def measures(self) -> str:
         """A hash of what is measured on it: a change of budgets measures again, trains not."""
         return _digest({"budgets": self.budgets, "sweep": SWEEP, "only": self.only, "v": 1})
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What each of its records says of where it belongs."""
+        return {
+            "stage": self.key,
+            "method": self.method,
+            "data_seed": self.task.seed,
+            "seed": self.seed,
+            "only": self.only,
+        }
 
     @property
     def label(self) -> str:
@@ -149,16 +159,14 @@ def run_stage(
     """Trains and measures one stage; the last record says that all of them are there."""
     checkpoint = produce(stage, runs, progress)
     task = stage.task.build()
-    where = {
-        "stage": stage.key,
-        "method": stage.method,
-        "data_seed": stage.task.seed,
-        "seed": stage.seed,
-        "only": stage.only,
-    }
-    records = [{**where, **record} for record in _measure_stage(stage, checkpoint, task)]
+    model = checkpoint.model
+    if stage.score is not None:
+        measured = _measure_scores(stage, model, task)
+    elif isinstance(model, Elastic):
+        measured = _measure_elastic(stage, model, task)
+    else:
+        measured = [_point("dense", 1.0, evaluate(model, task.test))]
     done: dict[str, Any] = {
-        **where,
         "kind": "stage",
         "measures": stage.measures,
         "parent": stage.parent and stage.parent.key,
@@ -171,27 +179,24 @@ def run_stage(
         "training": checkpoint.notes["training"] if stage.recipe else None,
         **provenance(threads=torch.get_num_threads()),
     }
-    return [*records, done]
+    return [{**stage.names, **record} for record in (*measured, done)]
 
 
-def _measure_stage(stage: Stage, checkpoint: Checkpoint, task: Task) -> list[dict[str, Any]]:
-    model = checkpoint.model
-    if stage.score is not None:
-        elastic = Elastic(plain_of(model), length=task.length)
-        if stage.score == "random":
-            scores = scoring.random(elastic.units, stage.seed)
-        else:
-            scores = scoring.loss_increase(elastic, task.validation)
-        records: list[dict[str, Any]] = [
-            {"kind": "scores", "scores": [round(score, 6) for score in scores.tolist()]}
-        ]
-        for budget in stage.budgets:
-            allocation = allocate(scores, elastic.units, budget)
-            score = evaluate(elastic, task.test, allocation=allocation, form="hard")
-            records.append(_point("hard", budget, score))
-        return records
-    if not isinstance(model, Elastic):
-        return [_point("dense", 1.0, evaluate(model, task.test))]
+def _measure_scores(stage: Stage, model: nn.Module, task: Task) -> list[dict[str, Any]]:
+    """What a model keeps when the stage's scores choose its units."""
+    assert stage.score is not None
+    elastic = Elastic(plain_of(model), length=task.length)
+    scores = SOURCES[stage.score](elastic, task, stage.seed)
+    records = [{"kind": "scores", "scores": [round(score, 6) for score in scores.tolist()]}]
+    for budget in stage.budgets:
+        allocation = allocate(scores, elastic.units, budget)
+        score = evaluate(elastic, task.test, allocation=allocation, form="hard")
+        records.append(_point("hard", budget, score))
+    return records
+
+
+def _measure_elastic(stage: Stage, model: Elastic, task: Task) -> list[dict[str, Any]]:
+    """What a model keeps when its gates do: at its one budget, or at all of the sweep's."""
     if stage.only is not None:
         return [
             _point(form, stage.only, evaluate(model, task.test, stage.only, form))
@@ -204,7 +209,7 @@ def _measure_stage(stage: Stage, checkpoint: Checkpoint, task: Task) -> list[dic
     records.append({"kind": "monotone", "monotone": is_monotone(points)})
     with torch.no_grad():
         for budget in (*stage.budgets, 1.0):
-            z = [round(v, 4) for v in model.gates(budget).tolist()]
+            z = [round(value, 4) for value in model.gates(budget).tolist()]
             kept = model.allocation(budget).to_dict()
             records.append({"kind": "gates", "budget": budget, "z": z, "kept": kept})
     return records
@@ -235,17 +240,8 @@ def time_stage(
     model = produce(stage, runs).model
     task = stage.task.build()
     inputs, _ = task.test.batch(torch.arange(min(batch, len(task.test))))
-    return [
-        {
-            "stage": stage.key,
-            "method": stage.method,
-            "data_seed": stage.task.seed,
-            "seed": stage.seed,
-            **record,
-            **provenance(),
-        }
-        for record in time_budgets(model, inputs, stage.budgets, repeats, threads, progress)
-    ]
+    timed = time_budgets(model, inputs, stage.budgets, repeats, threads, progress)
+    return [{**stage.names, **record, **provenance()} for record in timed]
 
 
 def _digest(parts: Mapping[str, Any]) -> str:
