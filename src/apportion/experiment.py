@@ -10,7 +10,7 @@ from typing import Any
 
 from apportion.backbones.encoder import EncoderConfig
 from apportion.gates import check_budget
-from apportion.recipes import RECIPES, recipe
+from apportion.recipes import RECIPES, Recipe, recipe
 from apportion.scoring import SOURCES
 from apportion.stages import Stage
 from apportion.tasks.marked import Marked
@@ -81,9 +81,6 @@ class Experiment:
     goals: tuple[Goal, ...] = ()
 
 
-_ROWS: dict[str, type] = {"paper": Reference, "goal": Goal}
-
-
 def read_experiment(path: Path) -> Experiment:
     """The experiment in a TOML file; an unknown key is an error that names the known ones."""
     try:
@@ -110,38 +107,33 @@ def current(experiment: Experiment, have: Iterable[Mapping[str, Any]]) -> list[d
 
 def _experiment(data: dict[str, Any]) -> Experiment:
     known = {"name", "title", "budgets", "seeds", "task", "model", "stage", "paper", "goal"}
-    _no_other_keys("the file", data, known)
-    for section, row in ((s, r) for s in ("paper", "goal") for r in data.get(s, ())):
-        _no_other_keys(f"[[{section}]]", row, {f.name for f in fields(_ROWS[section])})
+    _check_keys("the file", data, dict.fromkeys(known, "Any"))
     for needed in ("name", "seeds", "task", "model", "stage"):
         if needed not in data:
             raise ValueError(f"{needed!r} is missing")
-    _no_other_keys("[seeds]", data["seeds"], {"data", "optimisation"})
-    kind = data["task"].get("kind")
-    if kind != "marked":
-        raise ValueError(f"[task] kind must be 'marked', not {kind!r}")
-    numbers = {k: v for k, v in data["task"].items() if k != "kind"}
-    _no_other_keys("[task]", numbers, {f.name for f in fields(Marked)} - {"seed"})
-    shape = {f.name for f in fields(EncoderConfig)} - {"vocabulary", "length", "classes"}
-    for where, model in (
-        ("[model]", data["model"]),
-        *((f"model of stage {e.get('method')!r}", e.get("model", {})) for e in data["stage"]),
-    ):
-        _no_other_keys(where, model, shape)
-    data_seeds, seeds = (tuple(data["seeds"][k]) for k in ("data", "optimisation"))
+    for section in ("seeds", "task", "model"):
+        if not isinstance(data[section], dict):
+            raise ValueError(f"{section!r} must be a table, [{section}]")
+    for section in ("stage", "paper", "goal"):
+        if not all(isinstance(row, dict) for row in data.get(section, ())):
+            raise ValueError(f"{section!r} must be a list of tables, [[{section}]]")
+    data_seeds, seeds = _seeds(data["seeds"])
+    task = _task(data["task"], data_seeds[0])
+    _check_keys("[model]", data["model"], _SHAPE)
+    _check_keys("the file", {"budgets": data.get("budgets", [])}, {"budgets": "tuple[float, ...]"})
     budgets = tuple(check_budget(b) for b in data.get("budgets", (0.25, 0.5, 0.75)))
-    task = Marked(**numbers, seed=data_seeds[0])
     stages: list[Stage] = []
     for entry in data["stage"]:
-        cells = [
-            (replace(task, seed=data_seed), seed)
-            for data_seed in (data_seeds if entry.get("grid") else data_seeds[:1])
-            for seed in seeds
-        ]
-        for cell_task, seed in cells:
-            model = {**data["model"], **entry.get("model", {})}
-            EncoderConfig(vocabulary=1, length=task.length, **model)  # complains now, not later
-            stages += _stages_of(entry, cell_task, model, seed, budgets, stages)
+        model = {**data["model"], **entry.get("model", {})}
+        _check_keys(f"model of stage {entry.get('method')!r}", model, _SHAPE)
+        EncoderConfig(vocabulary=1, length=task.length, **model)  # complains now, not later
+        for data_seed in data_seeds if entry.get("grid") else data_seeds[:1]:
+            for seed in seeds:
+                cell = replace(task, seed=data_seed)
+                stages += _stages_of(entry, cell, model, seed, budgets, stages)
+    for section, kind in (("paper", Reference), ("goal", Goal)):
+        for row in data.get(section, ()):
+            _check_keys(f"[[{section}]]", row, _types(kind))
     return Experiment(
         name=data["name"],
         title=data.get("title", data["name"]),
@@ -154,6 +146,23 @@ def _experiment(data: dict[str, Any]) -> Experiment:
         paper=tuple(Reference(**row) for row in data.get("paper", ())),
         goals=tuple(Goal(**row) for row in data.get("goal", ())),
     )
+
+
+def _seeds(table: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    types = {"data": "tuple[int, ...]", "optimisation": "tuple[int, ...]"}
+    _check_keys("[seeds]", table, types)
+    for name in types:
+        if not table.get(name) or min(table[name]) < 0:
+            raise ValueError(f"[seeds] {name} must list one seed or more, none below 0")
+    return tuple(table["data"]), tuple(table["optimisation"])
+
+
+def _task(table: Mapping[str, Any], seed: int) -> Marked:
+    if table.get("kind") != "marked":
+        raise ValueError(f"[task] kind must be 'marked', not {table.get('kind')!r}")
+    numbers = {name: value for name, value in table.items() if name != "kind"}
+    _check_keys("[task]", numbers, {k: v for k, v in _types(Marked).items() if k != "seed"})
+    return Marked(**numbers, seed=seed)
 
 
 def _stages_of(
@@ -174,9 +183,15 @@ def _stages_of(
     if "score" in entry:
         if entry["score"] not in SOURCES:
             raise ValueError(f"unknown score {entry['score']!r}; known: {', '.join(SOURCES)}")
-        _no_other_keys(f"stage {method!r}", entry, _STAGE_KEYS)
+        if "from" not in entry or "each" in entry or entry.get("latency"):
+            raise ValueError(f"stage {method!r} has a score: it needs 'from', not each or latency")
+        _check_keys(f"stage {method!r}", numbers, {})
     elif entry["recipe"] not in RECIPES:
         raise ValueError(f"unknown recipe {entry['recipe']!r}; known: {', '.join(RECIPES)}")
+    else:
+        _check_keys(f"stage {method!r}", numbers, _types(Recipe))
+        if entry.get("latency") and RECIPES[entry["recipe"]].objective == "dense":
+            raise ValueError(f"stage {method!r} has no gates, so there are no budgets to time")
 
     def find(name: str) -> Stage:
         for stage in earlier:
@@ -209,9 +224,41 @@ def _stages_of(
     ]
 
 
-def _no_other_keys(where: str, data: Mapping[str, Any], known: set[str]) -> None:
-    unknown = sorted(set(data) - known)
+def _types(kind: Any) -> dict[str, str]:
+    """The names of a dataclass's fields and what is written there as their types."""
+    return {field.name: str(field.type) for field in fields(kind)}
+
+
+_SHAPE = {
+    name: written
+    for name, written in _types(EncoderConfig).items()
+    if name not in ("vocabulary", "length", "classes")  # those come from the task
+}
+
+# What may stand for a type that is written in a dataclass, and its name for people.
+_FITS: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": ((bool,), "true or false"),
+    "str": ((str,), "text"),
+}
+
+
+def _check_keys(where: str, data: Mapping[str, Any], types: Mapping[str, str]) -> None:
+    """Complains of a key that is not known, and of a value of the wrong type."""
+    unknown = sorted(set(data) - set(types))
     if unknown:
-        raise ValueError(
-            f"{where} has unknown keys {', '.join(unknown)}; known: {', '.join(sorted(known))}"
-        )
+        known = f"; known: {', '.join(sorted(types))}" if types else ""
+        raise ValueError(f"{where} has unknown keys {', '.join(unknown)}{known}")
+    for name, value in data.items():
+        several = types[name].startswith("tuple[")
+        word = next((word for word in _FITS if word in types[name]), None)
+        if word is None:
+            continue
+        kinds, called = _FITS[word]
+        values = value if isinstance(value, list) else [value]
+        # bool is a kind of int to Python, but not to people.
+        fits = all(isinstance(v, kinds) and isinstance(v, bool) == (word == "bool") for v in values)
+        if not fits or several != isinstance(value, list):
+            each = "a list, each " if several else ""
+            raise ValueError(f"{where} {name} must be {each}{called}, not {value!r}")
