@@ -9,10 +9,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from apportion.backbones.encoder import Encoder, EncoderConfig
 from apportion.tasks import Task
 from apportion.tasks.marked import Marked
+
+# A busy machine is slow, not wrong.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 TINY = {"layers": 2, "heads": 4, "hidden": 16, "feedforward": 64}
 

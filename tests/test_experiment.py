@@ -66,13 +66,13 @@ score = "loss-increase"
 method = "random"
 from = "dense"
 score = "random"
-[[paper]]
+[[row]]
 name = "Dense full"
 method = "dense"
 form = "dense"
 budget = 1.0
-cost = "1.000"
-accuracy = "99.4"
+paper_cost = "1.000"
+paper_accuracy = "99.4"
 [[goal]]
 name = "dense"
 method = "dense"
@@ -128,7 +128,7 @@ def test_every_stage_leaves_its_records(ran):
     assert {r["form"] for r in select(have, kind="latency")} == {
         "dense",
         "soft",
-        "hard mask",
+        "hard",
         "cut",
     }
     for record in have:
@@ -190,6 +190,21 @@ def test_tables_are_counted_from_what_was_run(ran):
     assert jobs["post-hoc"] == ("1", "1 model + 2 masks", "discrete")
 
 
+def test_a_goal_is_not_met_by_part_of_the_runs(ran):
+    _, plan, have, _ = ran
+    some = [r for r in have if r.get("seed") != 8]
+    assert goal_table(plan, some).rows[1][2:] == ("1 of 1 seeds (1 of 2 runs)", "not yet")
+
+
+def test_a_stage_that_fails_ends_the_run_and_is_named(tmp_path):
+    """The other stage is ended too: nobody waits for it."""
+    failing = SMALL.replace("epochs = 2\ngrid = true", "epochs = 2000\nlr = 1e30\nwarmup = 0.0", 1)
+    (tmp_path / "small.toml").write_text(failing)
+    plan = read_experiment(tmp_path / "small.toml")
+    with pytest.raises(ValueError, match=r"dense · data 1 · seed \d: the loss is"):
+        driver.run(plan, tmp_path / "runs", tmp_path / "small.jsonl", Quiet(), jobs=2)
+
+
 def test_goals_are_judged_by_the_records(ran):
     _, plan, have, _ = ran
     missed, held = goal_table(plan, have).rows
@@ -243,16 +258,28 @@ def test_there_is_nothing_to_report_before_a_run(tmp_path):
         ('recipe = "budgeted"', 'recipe = "budgetted"', "unknown recipe 'budgetted'; known: dense"),
         ("epochs = 2", "epoch = 2", "stage 'dense' has unknown keys epoch; known: T, alpha"),
         ('score = "random"', 'score = "dice"', "unknown score 'dice'; known: loss-increase"),
-        ('from = "budgeted"', 'from = "nobody"', "not an earlier stage"),
+        ('from = "budgeted"', 'from = "nobody"', "not one earlier stage"),
         ('method = "random"', 'title = "random"', "has no method"),
         ("budgets = [0.25, 0.5]", "budgets = [0.25, 1.5]", r"in \(0, 1\]"),
         ("each = [0.25, 0.5]", "each = [0]", r"in \(0, 1\]"),
         ("monotone = true", "monotonic = true", r"\[\[goal\]\] has unknown keys monotonic"),
         ("heads = 4", "heads = 3", "hidden=16 is not a multiple of heads=3"),
         ("[task]", "[task", "not TOML"),
-        ("optimisation = [7, 8]", "", "optimisation must list one seed or more"),
-        ("data = [1, 2]", "data = []", "data must list one seed or more"),
+        ("optimisation = [7, 8]", "", "optimisation must list different seeds"),
+        ("data = [1, 2]", "data = []", "data must list different seeds"),
         ("data = [1, 2]", "data = [-1]", "none below 0"),
+        ("data = [1, 2]", "data = [1, 1]", "different seeds"),
+        ('method = "random"', 'method = "dense"', "two stages of method 'dense'"),
+        (
+            'method = "adapted"\nfrom = "budgeted"',
+            'method = "adapted"\nfrom = "static"',
+            "not one earlier",
+        ),
+        ("latency = true", "latency = 1", "latency must be true or false"),
+        ('name = "small"', "name = 3", "name must be text"),
+        ("[task]", "[[task]]", "task must be a table"),
+        ("epochs = 2", "select_at = []", "at least one budget"),
+        ("epochs = 2", "budgets = [0.5]", "a low and a high one"),
         ("data = [1, 2]", 'data = ["one"]', "a list, each a whole number"),
         ("length = 12", 'length = "12"', "length must be a whole number, not '12'"),
         ("epochs = 2", "epochs = 2.5", "epochs must be a whole number, not 2.5"),
@@ -260,8 +287,8 @@ def test_there_is_nothing_to_report_before_a_run(tmp_path):
         ("monotone = true", "monotone = 1", "monotone must be true or false"),
         ("budgets = [0.25, 0.5]", "budgets = 0.5", "budgets must be a list"),
         ('from = "dense"\nscore = "random"', 'score = "random"', "needs 'from'"),
-        ("grid = true", "latency = true", "no budgets to time"),
-        ("layers = 2", 'norm = "side"', "norm must be 'pre' or 'post'"),
+        ("grid = true", "latency = true", "no budgets to train or time"),
+        ("layers = 2", 'norm = "side"', r"norm must be 'pre' or 'post'"),
     ],
 )
 def test_a_mistake_in_the_file_is_named(tmp_path, before, after, says):

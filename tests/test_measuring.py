@@ -17,7 +17,7 @@ from apportion.benchmark import (
     time_budgets,
 )
 from apportion.elastic import Elastic
-from apportion.evaluation import SWEEP, Point, Score, evaluate, is_monotone, sweep
+from apportion.evaluation import SWEEP, Outcome, Point, evaluate, is_monotone, sweep
 from apportion.surgery import cut
 from apportion.units import Allocation
 
@@ -56,7 +56,7 @@ def test_a_sweep_has_19_budgets_and_a_monotone_cost(elastic, task):
 
 
 def test_a_cost_that_falls_is_not_monotone():
-    points = [Point(b, "soft", Score(1.0, 0.0, c, 1)) for b, c in ((0.1, 0.2), (0.2, 0.1))]
+    points = [Point(b, "soft", Outcome(1.0, 0.0, c, 1)) for b, c in ((0.1, 0.2), (0.2, 0.1))]
     assert not is_monotone(points)
 
 
@@ -109,9 +109,9 @@ def test_half_the_heads_of_a_bert_mini_shape_are_what_the_paper_says():
 def test_arms_take_turns_and_the_order_turns_round():
     calls = []
     arms = {name: (lambda name=name: calls.append(name)) for name in "abc"}
-    results = measure(arms, repeats=2, warmup=2)
-    assert len(calls) == 12
-    assert [sorted(calls[i : i + 3]) for i in range(0, 12, 3)] == [["a", "b", "c"]] * 4
+    results = measure(arms, repeats=6, warmup=2)
+    assert len(calls) == 24
+    assert [sorted(calls[i : i + 3]) for i in range(0, 24, 3)] == [["a", "b", "c"]] * 8
     assert calls[:3] == calls[3:6][::-1]
     assert [r.arm for r in results] == ["a", "b", "c"]
     assert results[0].speedup == 1.0
@@ -120,7 +120,7 @@ def test_arms_take_turns_and_the_order_turns_round():
 def test_measuring_uses_the_threads_it_says_and_gives_them_back():
     seen = []
     before = torch.get_num_threads()
-    measure({"a": lambda: seen.append(torch.get_num_threads())}, repeats=2, threads=2)
+    measure({"a": lambda: seen.append(torch.get_num_threads())}, repeats=6, threads=2)
     assert set(seen) == {2}
     assert torch.get_num_threads() == before
 
@@ -138,11 +138,11 @@ def test_the_interval_holds_the_median_about_as_often_as_it_says():
 
 def test_latency_records_say_how_they_were_measured(elastic, task):
     inputs, _ = task.test.batch(torch.arange(8))
-    found = time_budgets(elastic, inputs, (0.5,), repeats=2, threads=1)
+    found = time_budgets(elastic, inputs, (0.5,), repeats=6, threads=1)
     assert [(r["form"], r["budget"]) for r in found] == [
         ("dense", 1.0),
         ("soft", 0.5),
-        ("hard mask", 0.5),
+        ("hard", 0.5),
         ("cut", 0.5),
     ]
     for record in found:
@@ -150,7 +150,7 @@ def test_latency_records_say_how_they_were_measured(elastic, task):
     assert found[-1]["bound"] > 1.0 == found[1]["bound"]
 
 
-@pytest.mark.parametrize("numbers", [{"repeats": 1}, {"threads": 0}])
+@pytest.mark.parametrize("numbers", [{"repeats": 5}, {"threads": 0}])
 def test_measurements_that_mean_nothing_are_refused(numbers):
     with pytest.raises(ValueError, match="at least"):
         measure({"a": lambda: None}, **numbers)

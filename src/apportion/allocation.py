@@ -39,6 +39,8 @@ def buying_order(scores: Tensor, units: Units, floor: int = 0) -> tuple[Tensor, 
     """Positions of the units from first to last bought, and how many of them the floor asks for."""
     if scores.shape != (len(units),):
         raise ValueError(f"{len(units)} units need as many scores, not {tuple(scores.shape)}")
+    if floor < 0:
+        raise ValueError(f"a floor is 0 or more units, not {floor}")
     if not torch.isfinite(scores).all():
         raise ValueError("every score must be a finite number")
     wanted = scores.detach().double().cpu() / units.shares
@@ -60,4 +62,4 @@ def buying_order(scores: Tensor, units: Units, floor: int = 0) -> tuple[Tensor, 
 
 def straight_through(z: Tensor, mask: Tensor) -> Tensor:
     """Gates whose value is the hard mask and whose gradient is that of z."""
-    return mask + z - z.detach()
+    return mask + (z - z.detach())  # the bracket is exactly 0, so the value is exactly the mask

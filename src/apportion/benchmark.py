@@ -42,8 +42,9 @@ def measure(
     Arms take turns within a repeat and the order turns round from repeat to repeat, so that a
     machine that slows down slows all of them. Don't measure while something else is running.
     """
-    if len(arms) < 1 or repeats < 2:
-        raise ValueError("measuring needs an arm and at least 2 repeats")
+    if not arms or repeats < 6:
+        # With fewer than 6, not even the extremes are a 95 % interval of the median.
+        raise ValueError(f"measuring needs an arm and at least 6 repeats, not {repeats}")
     names = list(arms)
     times: dict[str, list[float]] = {name: [] for name in names}
     with using_threads(threads), torch.inference_mode():
@@ -106,6 +107,7 @@ def time_budgets(
     budgets: Iterable[float],
     repeats: int,
     threads: int,
+    floor: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Latency records of an elastic model: open, and soft, hard and cut at each budget."""
@@ -117,14 +119,14 @@ def time_budgets(
     arms: dict[tuple[str, float], Callable[[], object]] = {("dense", 1.0): call_on(plain, inputs)}
     macs = {("dense", 1.0): dense_macs}
     for budget in budgets:
-        allocation = model.allocation(budget)
+        allocation = model.allocation(budget, floor)
         smaller = cut(plain, allocation)
         arms["soft", budget] = call_on(model, inputs, budget=budget)
-        arms["hard mask", budget] = call_on(model, inputs, allocation=allocation)
+        arms["hard", budget] = call_on(model, inputs, allocation=allocation)
         arms["cut", budget] = call_on(smaller, inputs)
-        macs["soft", budget] = macs["hard mask", budget] = dense_macs
+        macs["soft", budget] = macs["hard", budget] = dense_macs
         macs["cut", budget] = count_macs(smaller, length)
-    named = {f"{form} {budget:.2f}": arm for (form, budget), arm in arms.items()}
+    named = {f"{form} {budget:g}": arm for (form, budget), arm in arms.items()}
     results = measure(named, repeats=repeats, threads=threads, progress=progress)
     return [
         {

@@ -37,6 +37,7 @@ VERSION = 1
 MANIFEST = "apportion.json"
 WEIGHTS = "model.safetensors"
 GATES = "gates.safetensors"
+KINDS_OF_CHECKPOINT = ("dense", "elastic", "cut")
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ def save(checkpoint: Checkpoint, folder: str | Path) -> None:
     if folder.exists() and not (folder / MANIFEST).exists():
         raise ValueError(f"{folder} exists and is not a checkpoint; choose another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for stale in folder.parent.glob(f".{folder.name}.*.part"):
+        shutil.rmtree(stale, ignore_errors=True)  # of a save that was killed
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
     try:
         _write(checkpoint, part)
@@ -82,7 +85,16 @@ def load(folder: str | Path) -> Checkpoint:
     """The checkpoint in a folder; every file is checked against its recorded hash."""
     manifest = read_manifest(folder)
     folder = _present(Path(folder))
-    for name, facts in manifest["files"].items():
+    try:
+        return _read(manifest, folder)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / MANIFEST} is damaged: {error!r}") from None
+
+
+def _read(manifest: Mapping[str, Any], folder: Path) -> Checkpoint:
+    kind = manifest["kind"]
+    for name in (WEIGHTS, GATES) if kind == "elastic" else (WEIGHTS,):
+        facts = manifest["files"][name]
         path = folder / name
         if not path.exists():
             raise ValueError(f"checkpoint {folder} has no {name}; it is not complete")
@@ -90,20 +102,19 @@ def load(folder: str | Path) -> Checkpoint:
             raise ValueError(
                 f"{path} is truncated or was changed: it is not the file that was saved"
             )
-    weights = load_file(folder / WEIGHTS)
     model: nn.Module = Encoder(_config(manifest, folder))
     kept = None
-    if manifest["kind"] == "cut":
+    if kind == "cut":
         kept = Allocation.from_dict(Units.from_dict(manifest["units"]), manifest["kept"])
         model = cut(model, kept)
-    _load_weights(model, weights, folder)
-    if manifest["kind"] == "elastic":
+    _load_weights(model, load_file(folder / WEIGHTS), folder)
+    if kind == "elastic":
         facts = manifest["elastic"]
         model = Elastic(model, facts["kinds"], facts["length"], facts["tau"], facts["block"])
         if model.units.to_dict() != manifest["units"]:
             raise ValueError(f"checkpoint {folder} lists other units than its model has")
         _load_weights(model.gates, load_file(folder / GATES), folder)
-    return Checkpoint(model.eval(), manifest["notes"], kept)
+    return Checkpoint(model.eval(), dict(manifest["notes"]), kept)
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
@@ -125,7 +136,14 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     missing = {"kind", "model", "units", "files", "notes"} - set(manifest)
     if missing:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
+    if manifest["kind"] not in KINDS_OF_CHECKPOINT:
+        raise ValueError(f"{path} is of unknown kind {manifest['kind']!r}")
     return manifest
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is a checkpoint in a folder, whole or not."""
+    return (_present(folder) / MANIFEST).exists()
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -188,6 +206,7 @@ def _write(checkpoint: Checkpoint, folder: Path) -> None:
     plain = plain_of(model)
     if not isinstance(plain, Encoder):
         raise ValueError(f"{type(plain).__name__} is not a model that a checkpoint can hold")
+    _check_shape(plain, checkpoint.kept)
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -220,6 +239,22 @@ def _write(checkpoint: Checkpoint, folder: Path) -> None:
     for written in folder.iterdir():
         with written.open("rb+") as file:
             os.fsync(file.fileno())
+
+
+def _check_shape(plain: Encoder, kept: Allocation | None) -> None:
+    """Refuses a model that its config, with what was kept, would not rebuild."""
+    shape = plain.config
+    for site in find_sites(plain, block=1):
+        whole = shape.heads if site.kind == "heads" else shape.feedforward
+        if kept is not None and (site.layer, site.kind) in kept.units.spans:
+            span = kept.units.spans[site.layer, site.kind]
+            one = whole // (span.stop - span.start)
+            whole = one * len(kept.indices(site.layer, site.kind))
+        if site.count != whole:
+            raise ValueError(
+                f"layer {site.layer} has {site.count} {site.kind}, not {whole}: to save a cut "
+                "model, give the allocation that it was cut by as `kept`"
+            )
 
 
 def _save_tensors(

@@ -26,7 +26,7 @@ from apportion.report.page import write_page
 from apportion.report.study import budget_table, goal_table, latency_table, study_tables
 from apportion.report.tables import Table
 from apportion.report.terminal import print_json, show
-from apportion.stages import checkpoint_folder
+from apportion.stages import produce
 from apportion.tasks import Task
 from apportion.tasks.marked import Marked
 
@@ -48,11 +48,17 @@ Budgets = Annotated[
 Floor = Annotated[int, typer.Option(help="Units that every layer keeps at least.")]
 
 
+# A path of the user's that does not lead where it should: a mistake like any other.
+_WRONG_PATH = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
+
+
 def main() -> NoReturn:
     """Runs the command; a user's mistake is one sentence and exit code 2, never a traceback."""
     try:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ValueError("the command line runs as one process; to use several, call `fit`")
         app()
-    except ValueError as error:
+    except (ValueError, *_WRONG_PATH) as error:
         _fail(error, 2)
     except OSError as error:
         _fail(error, 1)
@@ -62,7 +68,9 @@ def main() -> NoReturn:
 def _fail(error: Exception, code: int) -> NoReturn:
     if os.environ.get("APPORTION_DEBUG"):
         raise error
-    err.print(f"[bold red]apportion:[/] {error}", highlight=False, soft_wrap=True)
+    err.print("apportion:", style="bold red", end=" ")
+    # As it is: [task] in a message is a table's name, not a style.
+    err.print(str(error), markup=False, highlight=False, soft_wrap=True)
     sys.exit(code)
 
 
@@ -126,8 +134,7 @@ def train(
     plan = experiment.parse_experiment(text)
     records.write_text(file, text)
     have = _run(plan, into / "stages", results_of(file), jobs=1)
-    final = plan.stages[-1]
-    save(load(checkpoint_folder(final, into / "stages")), into / "checkpoint")
+    save(produce(plan.stages[-1], into / "stages"), into / "checkpoint")
     page = into / "report.html"
     write_page(plan, have, page)
     show([budget_table(plan, have)], as_json)
@@ -174,9 +181,10 @@ def report(
     have = experiment.current(plan, records.read(results_of(file)))
     where = page or file.with_name("report.html")
     tables = study_tables(plan, have)
+    filled = {target: fill(target.read_text(encoding="utf-8"), tables) for target in into or ()}
     write_page(plan, have, where)
-    for target in into or ():
-        records.write_text(target, fill(target.read_text(encoding="utf-8"), tables))
+    for target, text in filled.items():
+        records.write_text(target, text)
     show(tables, as_json)
     err.print(f"report: {where}", highlight=False)
 
@@ -198,6 +206,8 @@ def inspect(
         "kept": loaded.kept and loaded.kept.to_dict(),
     }
     budgets: list[dict[str, Any]] = []
+    if budget:
+        _needs_gates(loaded.model, checkpoint)
     if isinstance(loaded.model, Elastic):
         for asked in budget or (0.25, 0.5, 0.75, 1.0):
             allocation = loaded.model.allocation(asked, floor)
@@ -265,7 +275,7 @@ def sweep(
             points += run_sweep(model, task.split(split), [asked], forms, floor)
     points.sort(key=lambda point: (forms.index(point.form), point.budget))
     if as_json:
-        rows = [{"budget": p.budget, "form": p.form, **asdict(p.score)} for p in points]
+        rows = [{"budget": p.budget, "form": p.form, **asdict(p.outcome)} for p in points]
         print_json({"split": split, "points": rows, "monotone": is_monotone(points)})
         return
     table = Table(
@@ -276,9 +286,9 @@ def sweep(
             (
                 p.form,
                 f"{p.budget:.2f}",
-                f"{p.score.cost:.3f}",
-                f"{100 * p.score.accuracy:.2f}",
-                f"{p.score.loss:.4f}",
+                f"{p.outcome.cost:.3f}",
+                f"{100 * p.outcome.accuracy:.2f}",
+                f"{p.outcome.loss:.4f}",
             )
             for p in points
         ),
@@ -296,6 +306,8 @@ def cut(
     as_json: AsJson = False,
 ) -> None:
     """Write the smaller plain model that a budget buys."""
+    if into.resolve() == checkpoint.resolve():
+        raise ValueError("--out is the checkpoint itself; choose another folder")
     loaded = load(checkpoint)
     model = _needs_gates(loaded.model, checkpoint)
     kept = model.allocation(budget, floor)
@@ -349,7 +361,7 @@ def bench(
             budget or (0.25, 0.5, 0.75),
             repeats,
             threads,
-            lambda done, of: progress.update(bar, completed=done, total=of),
+            progress=lambda done, of: progress.update(bar, completed=done, total=of),
         )
     measured = [{**record, **records.provenance()} for record in measured]
     if as_json:
@@ -378,7 +390,10 @@ def _elastic(checkpoint: Path) -> tuple[Elastic, Task]:
     spec = dict(loaded.notes.get("task") or {})
     if spec.pop("kind", None) != "marked":
         raise ValueError(f"{checkpoint} does not say which task it was trained on")
-    return model, Marked(**spec).build()
+    try:
+        return model, Marked(**spec).build()
+    except TypeError as error:
+        raise ValueError(f"the task that {checkpoint} names can't be built: {error}") from None
 
 
 def _needs_gates(model: torch.nn.Module, checkpoint: Path) -> Elastic:

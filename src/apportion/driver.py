@@ -6,6 +6,7 @@ A stage whose records are there is not run again. Killed at any moment, a run go
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -100,12 +101,22 @@ def _run_in_parallel(
                 watcher.ticked(by_key[key], tick)
             for future in done:
                 stage, started = running.pop(future)
-                records.append(results, *future.result())
+                try:
+                    new = future.result()
+                except ValueError as error:
+                    raise ValueError(f"{stage.label}: {error}") from error
+                records.append(results, *new)
                 watcher.finished(stage, time.monotonic() - started)
-    except BrokenProcessPool:
-        raise OSError("a worker process was ended; run the same command again to go on") from None
+    except BaseException as error:
+        # The other stages would go on to their end with nobody to take their records.
+        for process in list(pool._processes.values()):
+            process.terminate()
+        if isinstance(error, BrokenProcessPool):
+            again = "run the same command again to go on"
+            raise OSError(f"a worker process was ended; {again}") from None
+        raise
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
 
 
 def _is_ready(stage: Stage, runs: Path, busy: set[str], todo: Mapping[str, Stage]) -> bool:
@@ -137,6 +148,8 @@ _ticks: Any = None
 def _begin_worker(ticks: Any, threads: int) -> None:
     global _ticks
     _ticks = ticks
+    ticks.cancel_join_thread()  # what was not shown is not worth waiting for at the end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends its workers
     torch.set_num_threads(threads)
     Thread(target=_end_with_parent, daemon=True).start()
 

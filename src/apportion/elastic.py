@@ -120,8 +120,8 @@ def plain_copy(model: nn.Module) -> nn.Module:
 
 
 def plain_of(model: nn.Module) -> nn.Module:
-    """What is inside an elastic model, as a copy; any other model as it is."""
-    return model.plain() if isinstance(model, Elastic) else model
+    """What is inside an elastic model, to be looked at and not changed; any other as it is."""
+    return model.model if isinstance(model, Elastic) else model
 
 
 class _Gating:

@@ -24,7 +24,7 @@ SWEEP = tuple(round(0.05 * step, 2) for step in range(2, 21))
 
 
 @dataclass(frozen=True)
-class Score:
+class Outcome:
     """How a model did on a split, and the cost that it paid."""
 
     accuracy: float
@@ -39,7 +39,7 @@ class Point:
 
     budget: float
     form: Form
-    score: Score
+    outcome: Outcome
 
 
 def logits_of(output: Any) -> Tensor:
@@ -56,8 +56,8 @@ def evaluate(
     floor: int = 0,
     allocation: Allocation | None = None,
     batch_size: int = 256,
-) -> Score:
-    """A model's score on a split.
+) -> Outcome:
+    """How a model does on a split.
 
     An elastic model takes a budget or an allocation, and a form: gates as they are (soft), their
     top k (hard), or a smaller model made for it (cut). With neither it runs fully open.
@@ -81,7 +81,7 @@ def evaluate(
             else:
                 options = {"allocation": allocation}
     correct, loss = count_correct(model, split, batch_size, **options)
-    return Score(correct / len(split), loss / len(split), cost, len(split))
+    return Outcome(correct / len(split), loss / len(split), cost, len(split))
 
 
 def count_correct(
@@ -110,7 +110,7 @@ def sweep(
     forms: Sequence[Form] = ("soft", "hard"),
     floor: int = 0,
 ) -> list[Point]:
-    """The model's score at each budget, in the order given, in each form."""
+    """How the model does at each budget, in the order given, in each form."""
     return [
         Point(budget, form, evaluate(model, split, budget, form, floor))
         for form in forms
@@ -122,7 +122,7 @@ def is_monotone(points: Sequence[Point]) -> bool:
     """Whether, in each form, more budget never costs less."""
     for form in {point.form for point in points}:
         ordered = sorted((p for p in points if p.form == form), key=lambda p: p.budget)
-        costs = [point.score.cost for point in ordered]
-        if any(later < earlier for earlier, later in pairwise(costs)):
+        costs = [point.outcome.cost for point in ordered]
+        if any(later < earlier - 1e-6 for earlier, later in pairwise(costs)):  # float error
             return False
     return True

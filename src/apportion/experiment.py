@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from apportion.backbones.encoder import EncoderConfig
+from apportion.evaluation import SWEEP
 from apportion.gates import check_budget
-from apportion.recipes import RECIPES, Recipe, recipe
+from apportion.recipes import Recipe, recipe
 from apportion.scoring import SOURCES
 from apportion.stages import Stage
 from apportion.tasks.marked import Marked
@@ -20,19 +22,17 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_STAGE_KEYS = {"method", "recipe", "score", "from", "teacher", "grid", "each", "latency", "model"}
-
 
 @dataclass(frozen=True)
-class Reference:
-    """A row of the paper's table, as printed there, and the point of ours that it stands beside."""
+class Row:
+    """A row of the study's main table, and what the paper's table has there, as printed."""
 
     name: str
     method: str
     form: str
     budget: float
-    cost: str
-    accuracy: str
+    paper_cost: str = "–"
+    paper_accuracy: str = "–"
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,17 @@ class Experiment:
     seeds: tuple[int, ...]
     budgets: tuple[float, ...]
     stages: tuple[Stage, ...]
-    paper: tuple[Reference, ...] = ()
+    rows: tuple[Row, ...] = ()
     goals: tuple[Goal, ...] = ()
+
+    @property
+    def shape(self) -> EncoderConfig:
+        """The model's shape, defaults filled in."""
+        return EncoderConfig(vocabulary=1, length=self.task.length, **self.model)
+
+    def stages_of(self, method: str) -> list[Stage]:
+        """The stages of one method."""
+        return [stage for stage in self.stages if stage.method == method]
 
 
 def read_experiment(path: Path) -> Experiment:
@@ -101,39 +110,42 @@ def parse_experiment(text: str) -> Experiment:
 
 def current(experiment: Experiment, have: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The records that belong to an experiment as it is now, without what it no longer holds."""
-    keys = {stage.key for stage in experiment.stages}
-    return [dict(record) for record in have if record.get("stage") in keys]
+    stages = {stage.key: stage for stage in experiment.stages}
+    budgets = {*SWEEP, *experiment.budgets}
+    return [
+        dict(record)
+        for record in have
+        if record.get("stage") in stages and record.get("budget", 1.0) in budgets
+    ]
 
 
 def _experiment(data: dict[str, Any]) -> Experiment:
-    known = {"name", "title", "budgets", "seeds", "task", "model", "stage", "paper", "goal"}
-    _check_keys("the file", data, dict.fromkeys(known, "Any"))
+    _check("the file", data, _FILE)
     for needed in ("name", "seeds", "task", "model", "stage"):
         if needed not in data:
             raise ValueError(f"{needed!r} is missing")
-    for section in ("seeds", "task", "model"):
-        if not isinstance(data[section], dict):
-            raise ValueError(f"{section!r} must be a table, [{section}]")
-    for section in ("stage", "paper", "goal"):
-        if not all(isinstance(row, dict) for row in data.get(section, ())):
-            raise ValueError(f"{section!r} must be a list of tables, [[{section}]]")
     data_seeds, seeds = _seeds(data["seeds"])
     task = _task(data["task"], data_seeds[0])
-    _check_keys("[model]", data["model"], _SHAPE)
-    _check_keys("the file", {"budgets": data.get("budgets", [])}, {"budgets": "tuple[float, ...]"})
     budgets = tuple(check_budget(b) for b in data.get("budgets", (0.25, 0.5, 0.75)))
     stages: list[Stage] = []
     for entry in data["stage"]:
+        _check(f"stage {entry.get('method')!r}", entry, _STAGE | get_type_hints(Recipe))
+        if "method" not in entry:
+            raise ValueError("a [[stage]] has no method")
+        if any(stage.method == entry["method"] for stage in stages):
+            raise ValueError(f"there are two stages of method {entry['method']!r}")
         model = {**data["model"], **entry.get("model", {})}
-        _check_keys(f"model of stage {entry.get('method')!r}", model, _SHAPE)
+        _check("[model]", model, _SHAPE)
         EncoderConfig(vocabulary=1, length=task.length, **model)  # complains now, not later
         for data_seed in data_seeds if entry.get("grid") else data_seeds[:1]:
             for seed in seeds:
                 cell = replace(task, seed=data_seed)
                 stages += _stages_of(entry, cell, model, seed, budgets, stages)
-    for section, kind in (("paper", Reference), ("goal", Goal)):
+    if len({stage.key for stage in stages}) < len(stages):
+        raise ValueError("two of the stages are the same but for their names")
+    for section, kind in (("row", Row), ("goal", Goal)):
         for row in data.get(section, ()):
-            _check_keys(f"[[{section}]]", row, _types(kind))
+            _check(f"[[{section}]]", row, get_type_hints(kind))
     return Experiment(
         name=data["name"],
         title=data.get("title", data["name"]),
@@ -143,17 +155,17 @@ def _experiment(data: dict[str, Any]) -> Experiment:
         seeds=seeds,
         budgets=budgets,
         stages=tuple(stages),
-        paper=tuple(Reference(**row) for row in data.get("paper", ())),
+        rows=tuple(Row(**row) for row in data.get("row", ())),
         goals=tuple(Goal(**row) for row in data.get("goal", ())),
     )
 
 
 def _seeds(table: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    types = {"data": "tuple[int, ...]", "optimisation": "tuple[int, ...]"}
-    _check_keys("[seeds]", table, types)
-    for name in types:
-        if not table.get(name) or min(table[name]) < 0:
-            raise ValueError(f"[seeds] {name} must list one seed or more, none below 0")
+    _check("[seeds]", table, {"data": tuple[int, ...], "optimisation": tuple[int, ...]})
+    for name in ("data", "optimisation"):
+        listed = table.get(name, [])
+        if not listed or min(listed) < 0 or len(set(listed)) < len(listed):
+            raise ValueError(f"[seeds] {name} must list different seeds, one or more, none below 0")
     return tuple(table["data"]), tuple(table["optimisation"])
 
 
@@ -161,7 +173,9 @@ def _task(table: Mapping[str, Any], seed: int) -> Marked:
     if table.get("kind") != "marked":
         raise ValueError(f"[task] kind must be 'marked', not {table.get('kind')!r}")
     numbers = {name: value for name, value in table.items() if name != "kind"}
-    _check_keys("[task]", numbers, {k: v for k, v in _types(Marked).items() if k != "seed"})
+    hints = get_type_hints(Marked)
+    del hints["seed"]  # [seeds] says it
+    _check("[task]", numbers, hints)
     return Marked(**numbers, seed=seed)
 
 
@@ -174,30 +188,14 @@ def _stages_of(
     earlier: Iterable[Stage],
 ) -> list[Stage]:
     """The stages of one [[stage]] entry for one seed: one, or one a budget with `each`."""
-    if "method" not in entry:
-        raise ValueError("a [[stage]] has no method")
     method = entry["method"]
-    numbers = {k: v for k, v in entry.items() if k not in _STAGE_KEYS}
-    if ("recipe" in entry) == ("score" in entry):
-        raise ValueError(f"stage {method!r} needs either a recipe or a score")
-    if "score" in entry:
-        if entry["score"] not in SOURCES:
-            raise ValueError(f"unknown score {entry['score']!r}; known: {', '.join(SOURCES)}")
-        if "from" not in entry or "each" in entry or entry.get("latency"):
-            raise ValueError(f"stage {method!r} has a score: it needs 'from', not each or latency")
-        _check_keys(f"stage {method!r}", numbers, {})
-    elif entry["recipe"] not in RECIPES:
-        raise ValueError(f"unknown recipe {entry['recipe']!r}; known: {', '.join(RECIPES)}")
-    else:
-        _check_keys(f"stage {method!r}", numbers, _types(Recipe))
-        if entry.get("latency") and RECIPES[entry["recipe"]].objective == "dense":
-            raise ValueError(f"stage {method!r} has no gates, so there are no budgets to time")
+    numbers = {name: value for name, value in entry.items() if name not in _STAGE}
 
     def find(name: str) -> Stage:
-        for stage in earlier:
-            if (stage.method, stage.task.seed, stage.seed) == (name, task.seed, seed):
-                return stage
-        raise ValueError(f"stage {method!r} refers to {name!r}, which is not an earlier stage")
+        found = [s for s in earlier if (s.method, s.task.seed, s.seed) == (name, task.seed, seed)]
+        if len(found) != 1:
+            raise ValueError(f"stage {method!r} refers to {name!r}, which is not one earlier stage")
+        return found[0]
 
     base = Stage(
         method=method,
@@ -209,8 +207,9 @@ def _stages_of(
         score=entry.get("score"),
         parent=find(entry["from"]) if "from" in entry else None,
         teacher=find(entry["teacher"]) if "teacher" in entry else None,
-        latency=bool(entry.get("latency", False)),
+        latency=entry.get("latency", False),
     )
+    _check_stage(base, numbers, "each" in entry)
     if "each" not in entry:
         return [base]
     assert base.recipe is not None
@@ -224,41 +223,80 @@ def _stages_of(
     ]
 
 
-def _types(kind: Any) -> dict[str, str]:
-    """The names of a dataclass's fields and what is written there as their types."""
-    return {field.name: str(field.type) for field in fields(kind)}
+def _check_stage(stage: Stage, numbers: Mapping[str, Any], each: bool) -> None:
+    """Complains of a stage that could not run, before any other has."""
+    if (stage.recipe is None) == (stage.score is None):
+        raise ValueError(f"stage {stage.method!r} needs either a recipe or a score")
+    if stage.recipe is None:
+        if stage.score not in SOURCES:
+            raise ValueError(f"unknown score {stage.score!r}; known: {', '.join(SOURCES)}")
+        if stage.parent is None or each or stage.latency or numbers:
+            raise ValueError(f"stage {stage.method!r} has a score: it needs 'from', and no more")
+        return
+    dense = stage.recipe.objective == "dense"
+    if dense and (each or stage.latency):
+        raise ValueError(
+            f"stage {stage.method!r} has no gates, so it has no budgets to train or time"
+        )
+    if dense and stage.parent and stage.parent.recipe and stage.parent.recipe.objective != "dense":
+        raise ValueError(f"stage {stage.method!r} trains a plain model, its parent has gates")
 
 
+_FILE = {
+    "name": str,
+    "title": str,
+    "budgets": tuple[float, ...],
+    "seeds": dict,
+    "task": dict,
+    "model": dict,
+    "stage": tuple[dict[str, Any], ...],
+    "row": tuple[dict[str, Any], ...],
+    "goal": tuple[dict[str, Any], ...],
+}
+_STAGE = {
+    "method": str,
+    "recipe": str,
+    "score": str,
+    "from": str,
+    "teacher": str,
+    "model": dict,
+    "grid": bool,
+    "each": tuple[float, ...],
+    "latency": bool,
+}
 _SHAPE = {
-    name: written
-    for name, written in _types(EncoderConfig).items()
-    if name not in ("vocabulary", "length", "classes")  # those come from the task
+    name: hint
+    for name, hint in get_type_hints(EncoderConfig).items()
+    if name not in ("vocabulary", "length", "classes", "model_type")  # those are not to choose
 }
-
-# What may stand for a type that is written in a dataclass, and its name for people.
-_FITS: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "a whole number"),
-    "float": ((int, float), "a number"),
-    "bool": ((bool,), "true or false"),
-    "str": ((str,), "text"),
-}
+_CALLED = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
-def _check_keys(where: str, data: Mapping[str, Any], types: Mapping[str, str]) -> None:
+def _check(where: str, data: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
     """Complains of a key that is not known, and of a value of the wrong type."""
-    unknown = sorted(set(data) - set(types))
+    unknown = sorted(set(data) - set(hints))
     if unknown:
-        known = f"; known: {', '.join(sorted(types))}" if types else ""
-        raise ValueError(f"{where} has unknown keys {', '.join(unknown)}{known}")
+        known = ", ".join(sorted(hints))
+        raise ValueError(f"{where} has unknown keys {', '.join(unknown)}; known: {known}")
     for name, value in data.items():
-        several = types[name].startswith("tuple[")
-        word = next((word for word in _FITS if word in types[name]), None)
-        if word is None:
-            continue
-        kinds, called = _FITS[word]
-        values = value if isinstance(value, list) else [value]
-        # bool is a kind of int to Python, but not to people.
-        fits = all(isinstance(v, kinds) and isinstance(v, bool) == (word == "bool") for v in values)
-        if not fits or several != isinstance(value, list):
-            each = "a list, each " if several else ""
-            raise ValueError(f"{where} {name} must be {each}{called}, not {value!r}")
+        hint = hints[name]
+        if not _fits(value, hint):
+            needed = _CALLED.get(hint, "a table")
+            if get_origin(hint) is tuple:
+                needed = f"a list, each {_CALLED.get(get_args(hint)[0], 'a table')}"
+            elif get_args(hint) and get_origin(hint) is not dict:
+                needed = " or ".join(repr(one) for one in get_args(hint))
+            raise ValueError(f"{where} {name} must be {needed}, not {value!r}")
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple:
+        return isinstance(value, list) and all(_fits(one, arguments[0]) for one in value)
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in arguments)
+    if hint in (int, float):  # bool is a kind of int to Python, but not to people
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return isinstance(value, origin or hint)

@@ -80,7 +80,8 @@ class Bars:
         self.console.print(f"{stage.label}: done in {seconds:.0f} s")
 
     def _show(self, stage: Stage, done: int, of: int, facts: str) -> None:
-        self.progress.update(self.bars[stage.key], completed=done, total=of, facts=facts)
+        if stage.key in self.bars:  # a tick may come in after the stage's end
+            self.progress.update(self.bars[stage.key], completed=done, total=of, facts=facts)
 
 
 def _facts(tick: Tick) -> str:

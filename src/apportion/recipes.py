@@ -15,6 +15,8 @@ Objective = Literal["dense", "soft", "straight-through"]
 class Recipe:
     """One way to train; `fit` reads nothing else about how.
 
+    Stages are keyed by these numbers: a new one needs a default that means what was there before.
+
     An objective of "dense" trains a plain model; "soft" trains weights and gates under Eq. 5;
     "straight-through" trains under hard masks. With a teacher, Eq. 6 takes the place of the
     plain task loss.
@@ -43,6 +45,10 @@ class Recipe:
             raise ValueError(
                 f"objective must be dense, soft or straight-through, not {self.objective!r}"
             )
+        if len(self.budgets) != 2:
+            raise ValueError(f"budgets are a low and a high one, not {self.budgets}")
+        if not self.select_at:
+            raise ValueError("select_at needs at least one budget")
         low, high = self.budgets
         check_budget(low)
         check_budget(high)

@@ -113,7 +113,8 @@ def _processor() -> str:
 
 def _without_folder(word: str) -> str:
     """A word of the command; of an absolute path only the name, since it says who ran it."""
-    return Path(word).name if Path(word).is_absolute() else word
+    option, equals, value = word.rpartition("=")
+    return option + equals + Path(value).name if Path(value).is_absolute() else word
 
 
 def _ends_with_newline(file: Any) -> bool:

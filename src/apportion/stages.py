@@ -19,9 +19,9 @@ from torch import nn
 from apportion.allocation import allocate
 from apportion.backbones.encoder import Encoder, EncoderConfig
 from apportion.benchmark import count_parameters, time_budgets
-from apportion.checkpoint import MANIFEST, Checkpoint, load, save, weights_digest
+from apportion.checkpoint import Checkpoint, has_checkpoint, load, save, weights_digest
 from apportion.elastic import Elastic, plain_of
-from apportion.evaluation import SWEEP, Score, evaluate, is_monotone, sweep
+from apportion.evaluation import SWEEP, Outcome, evaluate, is_monotone, sweep
 from apportion.recipes import Recipe
 from apportion.records import provenance
 from apportion.scoring import SOURCES
@@ -102,13 +102,15 @@ def has_model(stage: Stage, runs: Path) -> bool:
     if stage.recipe is None:
         assert stage.parent is not None
         return has_model(stage.parent, runs)
-    return (checkpoint_folder(stage, runs) / MANIFEST).exists()
+    return has_checkpoint(checkpoint_folder(stage, runs))
 
 
 def produce(stage: Stage, runs: Path, progress: Callable[[Tick], None] | None = None) -> Checkpoint:
     """The stage's model: from its folder, or trained now (and first those that it comes from)."""
     folder = checkpoint_folder(stage, runs)
-    if (folder / MANIFEST).exists():
+    state = runs / f"{folder.name}.state"
+    if has_checkpoint(folder):
+        state.unlink(missing_ok=True)  # of a kill right after the checkpoint was saved
         return load(folder)
     task = stage.task.build()
     parent = produce(stage.parent, runs, progress) if stage.parent else None
@@ -119,7 +121,6 @@ def produce(stage: Stage, runs: Path, progress: Callable[[Tick], None] | None = 
     start = parent.model if parent else new_encoder(task, stage.model, stage.seed)
     if stage.recipe.objective != "dense" and not isinstance(start, Elastic):
         start = Elastic(start, length=task.length)
-    state = runs / f"{folder.name}.state"
     fitted = fit(start, task, stage.recipe, stage.seed, teacher, state, progress=progress)
     notes = {
         "task": dict(task.spec),
@@ -136,6 +137,7 @@ def produce(stage: Stage, runs: Path, progress: Callable[[Tick], None] | None = 
             "best": asdict(fitted.best),
             "seconds": round(fitted.seconds, 1),
             "processes": fitted.processes,
+            **provenance(threads=torch.get_num_threads()),
         },
     }
     checkpoint = Checkpoint(fitted.model, notes)
@@ -190,41 +192,43 @@ def _measure_scores(stage: Stage, model: nn.Module, task: Task) -> list[dict[str
     records = [{"kind": "scores", "scores": [round(score, 6) for score in scores.tolist()]}]
     for budget in stage.budgets:
         allocation = allocate(scores, elastic.units, budget)
-        score = evaluate(elastic, task.test, allocation=allocation, form="hard")
-        records.append(_point("hard", budget, score))
+        outcome = evaluate(elastic, task.test, allocation=allocation, form="hard")
+        records.append(_point("hard", budget, outcome))
     return records
 
 
 def _measure_elastic(stage: Stage, model: Elastic, task: Task) -> list[dict[str, Any]]:
     """What a model keeps when its gates do: at its one budget, or at all of the sweep's."""
+    assert stage.recipe is not None
+    floor = stage.recipe.floor
     if stage.only is not None:
         return [
-            _point(form, stage.only, evaluate(model, task.test, stage.only, form))
+            _point(form, stage.only, evaluate(model, task.test, stage.only, form, floor))
             for form in ("soft", "hard")
         ]
-    points = sweep(model, task.test)
-    records = [_point(point.form, point.budget, point.score) for point in points]
+    points = sweep(model, task.test, floor=floor)
+    records = [_point(point.form, point.budget, point.outcome) for point in points]
     for budget in stage.budgets:
-        records.append(_point("cut", budget, evaluate(model, task.test, budget, "cut")))
+        records.append(_point("cut", budget, evaluate(model, task.test, budget, "cut", floor)))
     records.append({"kind": "monotone", "monotone": is_monotone(points)})
     with torch.no_grad():
         for budget in (*stage.budgets, 1.0):
             z = [round(value, 4) for value in model.gates(budget).tolist()]
-            kept = model.allocation(budget).to_dict()
+            kept = model.allocation(budget, floor).to_dict()
             records.append({"kind": "gates", "budget": budget, "z": z, "kept": kept})
     return records
 
 
-def _point(form: str, budget: float, score: Score) -> dict[str, Any]:
+def _point(form: str, budget: float, outcome: Outcome) -> dict[str, Any]:
     return {
         "kind": "point",
         "form": form,
         "budget": budget,
         "split": "test",
-        "rows": score.rows,
-        "accuracy": round(score.accuracy, 6),
-        "loss": round(score.loss, 6),
-        "cost": round(score.cost, 6),
+        "rows": outcome.rows,
+        "accuracy": round(outcome.accuracy, 6),
+        "loss": round(outcome.loss, 6),
+        "cost": round(outcome.cost, 6),
     }
 
 
@@ -240,7 +244,8 @@ def time_stage(
     model = produce(stage, runs).model
     task = stage.task.build()
     inputs, _ = task.test.batch(torch.arange(min(batch, len(task.test))))
-    timed = time_budgets(model, inputs, stage.budgets, repeats, threads, progress)
+    floor = stage.recipe.floor if stage.recipe else 0
+    timed = time_budgets(model, inputs, stage.budgets, repeats, threads, floor, progress)
     return [{**stage.names, **record, **provenance()} for record in timed]
 
 

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from apportion.checkpoint import TrainingState, load_state, save_state, weights_digest
-from apportion.elastic import Elastic
+from apportion.elastic import Elastic, plain_of
 from apportion.evaluation import count_correct, logits_of
 from apportion.losses import budget_loss, distill_loss
 from apportion.recipes import Recipe
@@ -177,7 +177,7 @@ class _Run:
         recipe = self.recipe
         torch.manual_seed(noise_seed(self.seed, self.step, self.accelerator.process_index))
         budget = draw_budget(recipe, self.seed, self.step, self.steps)
-        inputs, labels = self._batch(epoch, inside)
+        inputs, labels, weight = self._batch(epoch, inside)
         for group, lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = lr * learning_rate_share(recipe, self.step, self.steps)
         self.student.train()
@@ -191,6 +191,7 @@ class _Run:
                 soft = {"budget": budget} if isinstance(self.teacher, Elastic) else {}
                 says = logits_of(self.teacher(**inputs, **soft))
             loss = distill_loss(loss, logits, says, recipe.alpha, recipe.T)
+        loss = loss * weight
         cost = 1.0
         model = self._unwrapped()
         if isinstance(model, Elastic):
@@ -210,14 +211,18 @@ class _Run:
         self.optimizer.step()
         return value, cost
 
-    def _batch(self, epoch: int, inside: int) -> tuple[dict[str, Tensor], Tensor]:
-        """This process's rows of the step's batch."""
+    def _batch(self, epoch: int, inside: int) -> tuple[dict[str, Tensor], Tensor, float]:
+        """This process's rows of the step's batch, and their weight among all processes."""
         size = self.recipe.batch_size
         rows = row_order(self.seed, epoch, len(self.task.train))[inside * size :][:size]
-        mine = rows[self.accelerator.process_index :: self.accelerator.num_processes]
+        world = self.accelerator.num_processes
+        mine = rows[self.accelerator.process_index :: world]
+        # Processes are averaged as equals, so a smaller share has to count for less.
+        weight = len(mine) * world / len(rows)
         inputs, labels = self.task.train.batch(mine if len(mine) else rows[:1])
         device = self.accelerator.device
-        return {name: values.to(device) for name, values in inputs.items()}, labels.to(device)
+        inputs = {name: values.to(device) for name, values in inputs.items()}
+        return inputs, labels.to(device), weight
 
     def _end_epoch(self, epoch: int) -> None:
         accuracy, objective = self._validate()
@@ -297,12 +302,22 @@ class _Run:
         self.seconds = notes["seconds"]
 
 
+def _fingerprint(model: nn.Module) -> list[str]:
+    """A model's weights, and what decides what they compute."""
+    gates = (model.gates.tau, model.units.to_dict()) if isinstance(model, Elastic) else None
+    return [weights_digest(model), repr(getattr(plain_of(model), "config", None)), repr(gates)]
+
+
 def _check(model: nn.Module, recipe: Recipe) -> None:
     elastic = isinstance(model, Elastic)
     if recipe.objective == "dense" and elastic:
         raise ValueError(f"recipe {recipe.name!r} trains a plain model; give it `elastic.plain()`")
     if recipe.objective != "dense" and not elastic:
         raise ValueError(f"recipe {recipe.name!r} trains gates; wrap the model: `Elastic(model)`")
+    if isinstance(model, Elastic) and recipe.floor:
+        # Complains now of a floor that the smallest budget can't pay.
+        for budget in (recipe.budgets[0], *recipe.select_at):
+            model.allocation(budget, recipe.floor)
 
 
 def _copy_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -314,8 +329,8 @@ def _identity(
 ) -> str:
     """A hash of all that decides how a run ends."""
     parts = {
-        "weights": weights_digest(model),
-        "teacher": None if teacher is None else weights_digest(teacher),
+        "model": _fingerprint(model),
+        "teacher": None if teacher is None else _fingerprint(teacher),
         "data": task.digest(),
         "recipe": recipe.to_dict(),
         "seed": seed,

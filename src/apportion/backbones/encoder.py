@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """The shape of an `Encoder`, whole: a config and weights are all it takes to rebuild one."""
+    """The shape of an `Encoder`, whole: a config and weights are all it takes to rebuild one.
+
+    Checkpoints and stages lean on the defaults: a new one has to mean what was there before.
+    """
 
     vocabulary: int
     length: int
@@ -35,7 +38,7 @@ class EncoderConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.hidden % self.heads:
             raise ValueError(f"hidden={self.hidden} is not a multiple of heads={self.heads}")
-        if self.head_width % 2:
+        if self.positions == "rotary" and self.head_width % 2:
             raise ValueError(f"rotary positions need an even head width, not {self.head_width}")
         if self.norm not in ("pre", "post"):
             raise ValueError(f"norm must be 'pre' or 'post', not {self.norm!r}")

@@ -107,7 +107,7 @@ def equal_pretraining(experiment: Experiment, records: Records) -> Picture | Non
             for p in select(records, kind="point", method=method, form="soft")
             if p["budget"] in experiment.budgets
         ]
-        models = 1 if method == "budgeted" else len(experiment.budgets)
+        models = len({p["stage"] for p in points if p["seed"] == experiment.seeds[0]})
         label = f"{method}: {models} model{'s' * (models > 1)}"
         _curve(axes, points, label, number, line=method == "budgeted", annotate=True)
     axes.set(xlabel="cost paid (mean gate mass)", ylabel="test accuracy")

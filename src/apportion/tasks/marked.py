@@ -70,17 +70,17 @@ def _draw_split(spec: Marked, size: int, generator: np.random.Generator, seen: s
     rows: list[np.ndarray] = []
     wanted = np.arange(size) % 2  # balanced to within one row
     generator.shuffle(wanted)
-    tries = 0
+    barren = 0
     while len(rows) < size:
-        missing = wanted[len(rows) :]
-        for row in _draw_rows(spec, missing, generator):
+        before = len(rows)
+        for row in _draw_rows(spec, wanted[before : before + 4096], generator):
             # The row's label is fixed by its place, so a repeat is redrawn with the same label.
             if (key := row.tobytes()) in seen:
                 break
             seen.add(key)
             rows.append(row)
-        tries += 1
-        if tries > 100 * size:
+        barren = 0 if len(rows) > before else barren + 1
+        if barren == 500:
             raise ValueError(
                 f"length {spec.length} with {spec.values} values has too few different "
                 f"sequences for {spec.train + spec.validation + spec.test} rows"
