@@ -119,19 +119,22 @@ def test_an_infeasible_floor_names_the_smallest_budget_that_would_do():
 def test_bad_scores_are_refused():
     with pytest.raises(ValueError, match="4 units need as many scores"):
         allocate(torch.rand(3), Units.grid(2, 2), 0.5)
+    with pytest.raises(ValueError, match="a floor is 0 or more"):
+        allocate(torch.rand(4), Units.grid(2, 2), 0.5, floor=-1)
     with pytest.raises(ValueError, match="finite"):
         allocate(torch.tensor([1.0, 2.0, float("nan"), 0.0]), Units.grid(2, 2), 0.5)
     with pytest.raises(ValueError, match="more than the 2 heads of layer 0"):
         allocate(torch.rand(4), Units.grid(2, 2), 1.0, floor=3)
 
 
-def test_straight_through_has_the_masks_value_and_the_gates_gradient():
-    z = torch.tensor([0.2, 0.7], requires_grad=True)
-    mask = torch.tensor([0.0, 1.0])
+@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=20))
+def test_straight_through_has_the_masks_value_and_the_gates_gradient(gates):
+    z = torch.tensor(gates, requires_grad=True)
+    mask = (z.detach() > 0.4).float()
     through = straight_through(z, mask)
     assert torch.equal(through.detach(), mask)
     through.sum().backward()
-    assert torch.equal(z.grad, torch.ones(2))
+    assert torch.equal(z.grad, torch.ones_like(z))
 
 
 def test_an_allocation_survives_json():

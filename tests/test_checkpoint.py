@@ -149,6 +149,15 @@ def test_what_is_not_a_checkpoint_is_refused_and_never_overwritten(elastic, tmp_
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
 
+def test_a_model_that_would_not_reload_is_not_saved(elastic, folder):
+    """A cut model has to say what it was cut from, and a good checkpoint stays where it is."""
+    before = weights_digest(load(folder).model)
+    for model in (elastic.cut(0.5), Elastic(elastic.cut(0.5))):
+        with pytest.raises(ValueError, match="give the allocation that it was cut by"):
+            save(Checkpoint(model), folder)
+    assert weights_digest(load(folder).model) == before
+
+
 @contextmanager
 def no_file_larger_than(size: int):
     """What a full disk does, without filling one: writes past the size fail."""
@@ -166,6 +175,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(elastic, folder):
     with no_file_larger_than(2000), pytest.raises(OSError, match="could not write checkpoint"):
         save(Checkpoint(elastic), folder)
     assert weights_digest(load(folder).model) == before
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
@@ -210,3 +220,4 @@ def test_a_kill_in_the_middle_of_a_save_loses_nothing(elastic, folder, moves):
     assert weights_digest(load(folder).model) == before
     save(Checkpoint(elastic), folder)
     assert weights_digest(load(folder).model) == before
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]

@@ -133,6 +133,10 @@ def test_run_takes_the_file_that_train_wrote(trained, capsys):
         (["bench", "CHECKPOINT", "--threads", "0"], "threads must be at least 1"),
         (["bench", "CHECKPOINT", "--batch", "0"], "batch must be at least 1"),
         (["inspect", "HOME/nothing"], "is not a checkpoint"),
+        (["cut", "CHECKPOINT", "-b", "0.5", "--out", "CHECKPOINT"], "is the checkpoint itself"),
+        (["inspect", "CHECKPOINT", "--floor", "-1"], "a floor is 0 or more"),
+        (["run", "HOME"], "directory"),
+        (["bench", "CHECKPOINT", "--repeats", "3"], "at least 6 repeats"),
         (["run", "HOME/none.toml"], "there is no experiment file"),
         (["report", "HOME/none.toml"], "there is no experiment file"),
         (["train", "--out", "HOME/y", "--heads", "3"], "hidden=64 is not a multiple of heads=3"),
@@ -154,13 +158,66 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(trained, capsys, tmp_path, wo
     assert not (tmp_path / "x").exists()
 
 
-def test_a_damaged_checkpoint_is_one_sentence_too(trained, capsys, tmp_path, encoder):
+def truncate(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def break_json(folder):
+    (folder / MANIFEST).write_text('{"format":')
+
+
+def change(**keys):
+    def edit(folder):
+        manifest = json.loads((folder / MANIFEST).read_text())
+        (folder / MANIFEST).write_text(json.dumps({**manifest, **keys}))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (truncate, "is truncated or was changed"),
+        (break_json, "not readable as JSON"),
+        (change(version=2), "format version 2; this apportion reads version 1"),
+        (change(kind="sparse"), "unknown kind 'sparse'"),
+        (change(kind="cut"), "damaged"),
+        (change(files={}), "damaged"),
+        (change(notes=None), "damaged"),
+        (change(model={"type": "bert", "config": {}}), "unknown type 'bert'"),
+    ],
+)
+def test_a_damaged_checkpoint_is_one_sentence_too(capsys, tmp_path, encoder, damage, says):
     save(Checkpoint(Elastic(encoder, length=12)), tmp_path / "model")
-    (tmp_path / "model" / MANIFEST).write_text('{"format":')
-    code, _, err = run(capsys, "inspect", str(tmp_path / "model"))
+    damage(tmp_path / "model")
+    code, out, err = run(capsys, "inspect", str(tmp_path / "model"))
     assert code == 2
-    assert "not readable as JSON" in err
+    assert out == ""
+    assert says in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("[task]", "[task]\nlenght = 3", "[task] has unknown keys lenght"),
+        ('recipe = "dense"', 'recipe = "densely"', "unknown recipe 'densely'"),
+        ("lam = ", "lamda = ", "stage 'budgeted' has unknown keys lamda"),
+    ],
+)
+def test_a_mistake_in_an_experiment_file_is_one_sentence_too(
+    trained, capsys, tmp_path, before, after, says
+):
+    """With the place that it is in, square brackets and all."""
+    text = (trained[0] / "experiment.toml").read_text()
+    assert before in text
+    (tmp_path / "wrong.toml").write_text(text.replace(before, after, 1))
+    code, _, err = run(capsys, "run", str(tmp_path / "wrong.toml"))
+    assert code == 2
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "results").exists()
 
 
 def test_a_full_disk_is_one_sentence_and_exit_code_1(trained, capsys, tmp_path, monkeypatch):

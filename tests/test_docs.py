@@ -9,7 +9,8 @@ import pytest
 from typer.main import get_command
 
 from apportion import records
-from apportion.cli import app, results_of
+from apportion.cli import app
+from apportion.cli.experiments import results_of
 from apportion.experiment import current, read_experiment
 from apportion.report.markdown import fill
 from apportion.report.study import study_tables

@@ -259,7 +259,7 @@ def test_there_is_nothing_to_report_before_a_run(tmp_path):
         ("epochs = 2", "epoch = 2", "stage 'dense' has unknown keys epoch; known: T, alpha"),
         ('score = "random"', 'score = "dice"', "unknown score 'dice'; known: loss-increase"),
         ('from = "budgeted"', 'from = "nobody"', "not one earlier stage"),
-        ('method = "random"', 'title = "random"', "has no method"),
+        ('method = "random"\n', "", "has no method"),
         ("budgets = [0.25, 0.5]", "budgets = [0.25, 1.5]", r"in \(0, 1\]"),
         ("each = [0.25, 0.5]", "each = [0]", r"in \(0, 1\]"),
         ("monotone = true", "monotonic = true", r"\[\[goal\]\] has unknown keys monotonic"),
@@ -311,8 +311,8 @@ def test_every_experiment_of_the_project_can_be_read():
         assert read_experiment(file).name == file.stem
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(tmp_path):
-    """A real kill in the middle of training, and the same command again."""
+def test_a_killed_command_goes_on_to_the_same_weights(tmp_path):
+    """A real kill after the first stage, and the same command again."""
 
     def train(name: str):
         command = [sys.executable, "-m", "apportion.cli", "train", "--out", str(tmp_path / name)]

@@ -75,7 +75,7 @@ def test_only_two_rooms_know_the_hubs_libraries():
 
 def test_rooms_stay_small():
     for _, path in rooms():
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 350, path
 
 
 def test_the_public_names_are_these():

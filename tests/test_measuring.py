@@ -136,6 +136,11 @@ def test_the_interval_holds_the_median_about_as_often_as_it_says():
     assert hits / 400 > 0.93
 
 
+def test_the_interval_is_the_one_of_the_sign_test():
+    """n = 41: the 14th value from either end, coverage 0.956 (any table of order statistics)."""
+    assert median_interval([float(n) for n in range(1, 42)]) == (14.0, 28.0)
+
+
 def test_latency_records_say_how_they_were_measured(elastic, task):
     inputs, _ = task.test.batch(torch.arange(8))
     found = time_budgets(elastic, inputs, (0.5,), repeats=6, threads=1)

@@ -1,0 +1,5 @@
+"""`python -m apportion.cli` is `apportion`."""
+
+from apportion.cli import main
+
+main()
