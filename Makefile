@@ -39,7 +39,7 @@ study: $(VENV)/ready
 
 docs: $(VENV)/ready
 	$(BIN)/apportion report experiments/marked-64.toml --out runs/marked-64/report.html \
-		--fill README.md --fill docs/marked-64.md
+		--fill README.md --fill docs/marked-64.md --figures docs/figures
 	$(BIN)/apportion report experiments/marked-64-ablation.toml \
 		--out runs/marked-64-ablation/report.html --fill docs/marked-64-ablation.md
 

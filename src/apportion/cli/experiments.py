@@ -12,6 +12,7 @@ from apportion import driver, experiment, records
 from apportion.checkpoint import save
 from apportion.cli.app import AsJson, app, err
 from apportion.progress import Bars
+from apportion.report.figures import study_figures
 from apportion.report.markdown import fill
 from apportion.report.page import write_page
 from apportion.report.study import budget_table, goal_table, study_tables
@@ -103,6 +104,9 @@ def report(
         list[Path] | None,
         typer.Option("--fill", help="A Markdown file whose marked tables are written anew."),
     ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Folder for the figures as SVG files.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the report page of an experiment from its records, and print its tables."""
@@ -115,6 +119,9 @@ def report(
     write_page(plan, have, where)
     for target, text in filled.items():
         records.write_text(target, text)
+    if figures:
+        for picture in study_figures(plan, have):
+            records.write_text(figures / f"{plan.name}-{picture.name}.svg", picture.svg())
     show(tables, as_json)
     err.print(f"report: {where}", highlight=False)
 
