@@ -97,7 +97,8 @@ def _frozen(data: Mapping[str, Any]) -> dict[str, Any]:
 DENSE = Recipe("dense", "dense")
 BUDGETED = Recipe("budgeted", "soft")
 STATIC = Recipe("static", "soft")
-ADAPT = Recipe("adapt", "straight-through", epochs=1, lr=3e-4)
+# Gates move as slowly as weights here: one epoch has no time to recover from a late change of mask.
+ADAPT = Recipe("adapt", "straight-through", epochs=1, lr=3e-4, gate_lr=3e-4)
 RECOVER = Recipe("recover", "dense", epochs=1, lr=3e-4)
 
 RECIPES: dict[str, Recipe] = {
