@@ -84,6 +84,7 @@ def pareto(experiment: Experiment, records: Records) -> Picture | None:
         axes.set(title=title, xlabel="cost paid", xlim=(0, 1.03))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     panels[0].set_ylabel("test accuracy")
+    panels[0].set_ylim(top=1.03)  # a spread may reach above 100 %, accuracy does not
     handles: dict[str, Any] = {}
     for axes in panels:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
@@ -112,7 +113,8 @@ def equal_pretraining(experiment: Experiment, records: Records) -> Picture | Non
         _curve(axes, points, label, number, line=method == "budgeted", annotate=True)
     axes.set(xlabel="cost paid (mean gate mass)", ylabel="test accuracy")
     axes.set_xlim(0, None)
-    axes.margins(y=0.35)
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, 0.99) - 0.002, min(high, 1.0) + 0.002)  # room for the labels, not more
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=2))
     axes.legend(frameon=False, loc="lower right")
     return Picture(
