@@ -113,8 +113,8 @@ def equal_pretraining(experiment: Experiment, records: Records) -> Picture | Non
         _curve(axes, points, label, number, line=method == "budgeted", annotate=True)
     axes.set(xlabel="cost paid (mean gate mass)", ylabel="test accuracy")
     axes.set_xlim(0, None)
-    low, high = axes.get_ylim()
-    axes.set_ylim(min(low, 0.99) - 0.002, min(high, 1.0) + 0.002)  # room for the labels, not more
+    low = min(axes.dataLim.y0, 0.995)
+    axes.set_ylim(low - 0.1 * (1 - low), 1 + 0.15 * (1 - low))  # room for the labels, not more
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=2))
     axes.legend(frameon=False, loc="lower right")
     return Picture(
