@@ -245,8 +245,9 @@ def _gates_of_one_seed(experiment: Experiment, records: Records) -> list[Mapping
     found = select(records, kind="gates", method=main_method(experiment))
     if not found:
         return []
-    first = found[0]["stage"]
-    return sorted((r for r in found if r["stage"] == first), key=lambda r: r["budget"])
+    # Records come in the order in which runs ended; people look for the first seed.
+    first = next((r for r in found if r["seed"] == experiment.seeds[0]), found[0])
+    return sorted((r for r in found if r["stage"] == first["stage"]), key=lambda r: r["budget"])
 
 
 def _by_layer(record: Mapping[str, Any]) -> list[list[float]]:
