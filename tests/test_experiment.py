@@ -11,9 +11,10 @@ import pytest
 from apportion import driver, records
 from apportion.checkpoint import load, weights_digest
 from apportion.experiment import current, read_experiment
+from apportion.report.goals import goal_table
 from apportion.report.markdown import fill
 from apportion.report.page import write_page
-from apportion.report.study import accounting_table, goal_table, study_tables
+from apportion.report.study import accounting_table, study_tables
 from apportion.report.tables import select
 from apportion.stages import checkpoint_folder, is_done
 

@@ -15,13 +15,13 @@ FLOORS = (
     {"driver"},
     {"experiment"},
     {"stages"},
-    {"training", "scoring"},
+    {"training", "scoring", "baselines", "prediction"},
     {"evaluation", "benchmark", "checkpoint", "schedule"},
-    {"recipes", "tasks", "backbones"},
+    {"recipes", "tasks", "backbones", "skipping"},
     {"elastic"},
     {"surgery", "allocation"},
     {"sites", "gates"},
-    {"units", "losses", "records"},
+    {"units", "losses", "records", "schema"},
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 PUBLIC = "__init__"  # the one place that exports, and knows everybody

@@ -4,6 +4,7 @@
                          and the size and SHA-256 of each file beside it
     model.safetensors    the model's weights, under the model's own names
     gates.safetensors    a and s of the gates (elastic checkpoints only)
+    tokenizer.json       the words, as the tokenizers library writes them (tasks of texts only)
 
 A folder is written beside its place and moved there whole. While a run is training, its state is
 one safetensors file with the notes in its header (`save_state`).
@@ -30,6 +31,7 @@ from apportion.elastic import Elastic, plain_of
 from apportion.records import replacing
 from apportion.sites import find_sites, units_of
 from apportion.surgery import cut
+from apportion.tasks.words import Words
 from apportion.units import Allocation, Units
 
 FORMAT = "apportion-checkpoint"
@@ -37,6 +39,7 @@ VERSION = 1
 MANIFEST = "apportion.json"
 WEIGHTS = "model.safetensors"
 GATES = "gates.safetensors"
+WORDS = "tokenizer.json"
 KINDS_OF_CHECKPOINT = ("dense", "elastic", "cut")
 
 
@@ -47,6 +50,7 @@ class Checkpoint:
     model: nn.Module
     notes: dict[str, Any] = field(default_factory=dict)
     kept: Allocation | None = None  # of the model that this one was cut from
+    words: Words | None = None  # what turns texts into the model's inputs
 
     @property
     def kind(self) -> str:
@@ -93,7 +97,8 @@ def load(folder: str | Path) -> Checkpoint:
 
 def _read(manifest: Mapping[str, Any], folder: Path) -> Checkpoint:
     kind = manifest["kind"]
-    for name in (WEIGHTS, GATES) if kind == "elastic" else (WEIGHTS,):
+    needed = {WEIGHTS, *([GATES] if kind == "elastic" else [])}
+    for name in sorted(needed | ({WORDS} & set(manifest["files"]))):
         facts = manifest["files"][name]
         path = folder / name
         if not path.exists():
@@ -114,7 +119,10 @@ def _read(manifest: Mapping[str, Any], folder: Path) -> Checkpoint:
         if model.units.to_dict() != manifest["units"]:
             raise ValueError(f"checkpoint {folder} lists other units than its model has")
         _load_weights(model.gates, load_file(folder / GATES), folder)
-    return Checkpoint(model.eval(), dict(manifest["notes"]), kept)
+    words = None
+    if WORDS in manifest["files"]:
+        words = Words.from_json((folder / WORDS).read_text(encoding="utf-8"))
+    return Checkpoint(model.eval(), dict(manifest["notes"]), kept, words)
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
@@ -230,9 +238,11 @@ def _write(checkpoint: Checkpoint, folder: Path) -> None:
     else:
         sites = find_sites(plain, ("heads",))
         manifest["units"] = units_of(sites, plain.config.length).to_dict()
+    if checkpoint.words is not None:
+        (folder / WORDS).write_text(checkpoint.words.to_json(), encoding="utf-8")
     manifest["files"] = {
         path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        for path in sorted(folder.glob("*.safetensors"))
+        for path in sorted(folder.iterdir())
     }
     path = folder / MANIFEST
     path.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -6,16 +6,19 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from apportion.backbones.encoder import EncoderConfig
+from apportion.baselines import BASELINES
 from apportion.evaluation import SWEEP
 from apportion.gates import check_budget
 from apportion.recipes import Recipe, recipe
+from apportion.schema import check
 from apportion.scoring import SOURCES
 from apportion.stages import Stage
+from apportion.tasks import TaskSpec
 from apportion.tasks.marked import Marked
+from apportion.tasks.text import Text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,6 +36,7 @@ class Row:
     budget: float
     paper_cost: str = "–"
     paper_accuracy: str = "–"
+    table: str = "core"  # a study may have more than one
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,14 @@ class Goal:
     mean_accuracy: float | None = None  # at least
     every_accuracy: float | None = None  # each seed above
     cost: float | None = None  # at most
+    against: str | None = None  # a method to compare with, seed by seed
+    against_form: str = "dense"
+    against_budget: float = 1.0
+    within: float = 0.0  # points that it may be below that method
     share_of_bound: float | None = None  # measured speed-up over the bound, at least
+    share_of_cut: float | None = None  # measured speed-up over that of the cut model, at least
+    protocol: str | None = None  # of the timing: padded or grouped
+    throughput: float | None = None  # of predictions, as a share of the bare model's, at least
     monotone: bool = False
 
     def asks(self) -> str:
@@ -56,10 +67,17 @@ class Goal:
             parts.append(f"mean ≥ {self.mean_accuracy:g} %")
         if self.every_accuracy is not None:
             parts.append(f"every seed > {self.every_accuracy:g} %")
+        if self.against is not None:
+            above = f"≥ {self.against}" + (f" {self.against_form}" * (self.against_form != "dense"))
+            parts.append(above + (f" - {self.within:g}" if self.within else ""))
         if self.cost is not None:
             parts.append(f"cost ≤ {self.cost:g}")
         if self.share_of_bound is not None:
             parts.append(f"≥ {100 * self.share_of_bound:g} % of the bound by MACs")
+        if self.share_of_cut is not None:
+            parts.append(f"≥ {100 * self.share_of_cut:g} % of the cut model's speed")
+        if self.throughput is not None:
+            parts.append(f"≥ {100 * self.throughput:g} % of the bare model's rows a second")
         if self.monotone:
             parts.append("monotone for every seed")
         return ", ".join(parts)
@@ -71,7 +89,7 @@ class Experiment:
 
     name: str
     title: str
-    task: Marked
+    task: TaskSpec
     model: Mapping[str, Any]
     data_seeds: tuple[int, ...]
     seeds: tuple[int, ...]
@@ -79,6 +97,7 @@ class Experiment:
     stages: tuple[Stage, ...]
     rows: tuple[Row, ...] = ()
     goals: tuple[Goal, ...] = ()
+    beside_paper: str = ""  # what to know before comparing with the paper's numbers
 
     @property
     def shape(self) -> EncoderConfig:
@@ -90,20 +109,23 @@ class Experiment:
         return [stage for stage in self.stages if stage.method == method]
 
 
-def read_experiment(path: Path) -> Experiment:
-    """The experiment in a TOML file; an unknown key is an error that names the known ones."""
+def read_experiment(path: Path, data: Path | None = None) -> Experiment:
+    """The experiment in a TOML file; an unknown key is an error that names the known ones.
+
+    `data` is the folder where the texts of its task are, if not where the file says.
+    """
     try:
-        return parse_experiment(path.read_text(encoding="utf-8"))
+        return parse_experiment(path.read_text(encoding="utf-8"), data)
     except FileNotFoundError:
         raise ValueError(f"there is no experiment file {path}") from None
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path.name}: {error}") from None
 
 
-def parse_experiment(text: str) -> Experiment:
+def parse_experiment(text: str, data: Path | None = None) -> Experiment:
     """The experiment that a TOML text describes."""
     try:
-        return _experiment(tomllib.loads(text))
+        return _experiment(tomllib.loads(text), data)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"not TOML: {error}") from None
 
@@ -119,33 +141,38 @@ def current(experiment: Experiment, have: Iterable[Mapping[str, Any]]) -> list[d
     ]
 
 
-def _experiment(data: dict[str, Any]) -> Experiment:
-    _check("the file", data, _FILE)
+def _experiment(data: dict[str, Any], folder: Path | None) -> Experiment:
+    check("the file", data, _FILE)
     for needed in ("name", "seeds", "task", "model", "stage"):
         if needed not in data:
             raise ValueError(f"{needed!r} is missing")
     data_seeds, seeds = _seeds(data["seeds"])
-    task = _task(data["task"], data_seeds[0])
+    paired = data["seeds"].get("paired", False)
+    task = _task(data["task"], data_seeds[0], folder)
     budgets = tuple(check_budget(b) for b in data.get("budgets", (0.25, 0.5, 0.75)))
     stages: list[Stage] = []
     for entry in data["stage"]:
-        _check(f"stage {entry.get('method')!r}", entry, _STAGE | get_type_hints(Recipe))
+        check(f"stage {entry.get('method')!r}", entry, _STAGE | get_type_hints(Recipe))
         if "method" not in entry:
             raise ValueError("a [[stage]] has no method")
         if any(stage.method == entry["method"] for stage in stages):
             raise ValueError(f"there are two stages of method {entry['method']!r}")
         model = {**data["model"], **entry.get("model", {})}
-        _check("[model]", model, _SHAPE)
+        check("[model]", model, _SHAPE)
         EncoderConfig(vocabulary=1, length=task.length, **model)  # complains now, not later
-        for data_seed in data_seeds if entry.get("grid") else data_seeds[:1]:
-            for seed in seeds:
-                cell = replace(task, seed=data_seed)
-                stages += _stages_of(entry, cell, model, seed, budgets, stages)
+        cells = [(d, s) for d in data_seeds for s in seeds]
+        if paired:
+            cells = list(zip(data_seeds, seeds, strict=True))
+        elif not entry.get("grid"):
+            cells = cells[: len(seeds)]
+        for data_seed, seed in cells:
+            cell = replace(task, seed=data_seed)
+            stages += _stages_of(entry, cell, model, seed, budgets, stages)
     if len({stage.key for stage in stages}) < len(stages):
         raise ValueError("two of the stages are the same but for their names")
     for section, kind in (("row", Row), ("goal", Goal)):
         for row in data.get(section, ()):
-            _check(f"[[{section}]]", row, get_type_hints(kind))
+            check(f"[[{section}]]", row, get_type_hints(kind))
     return Experiment(
         name=data["name"],
         title=data.get("title", data["name"]),
@@ -157,31 +184,53 @@ def _experiment(data: dict[str, Any]) -> Experiment:
         stages=tuple(stages),
         rows=tuple(Row(**row) for row in data.get("row", ())),
         goals=tuple(Goal(**row) for row in data.get("goal", ())),
+        beside_paper=data.get("beside_paper", ""),
     )
 
 
 def _seeds(table: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    _check("[seeds]", table, {"data": tuple[int, ...], "optimisation": tuple[int, ...]})
+    hints = {"data": tuple[int, ...], "optimisation": tuple[int, ...], "paired": bool}
+    check("[seeds]", table, hints)
     for name in ("data", "optimisation"):
         listed = table.get(name, [])
         if not listed or min(listed) < 0 or len(set(listed)) < len(listed):
             raise ValueError(f"[seeds] {name} must list different seeds, one or more, none below 0")
+    if table.get("paired") and len(table["data"]) != len(table["optimisation"]):
+        raise ValueError("[seeds] paired needs as many seeds of data as of optimisation")
     return tuple(table["data"]), tuple(table["optimisation"])
 
 
-def _task(table: Mapping[str, Any], seed: int) -> Marked:
-    if table.get("kind") != "marked":
-        raise ValueError(f"[task] kind must be 'marked', not {table.get('kind')!r}")
-    numbers = {name: value for name, value in table.items() if name != "kind"}
-    hints = get_type_hints(Marked)
-    del hints["seed"]  # [seeds] says it
-    _check("[task]", numbers, hints)
-    return Marked(**numbers, seed=seed)
+_TASKS: dict[str, Any] = {"marked": Marked, "text": Text}
+
+
+def task_of(spec: Mapping[str, Any], folder: Path | None = None) -> Marked | Text:
+    """The task that plain values describe: those of an experiment file or of a checkpoint."""
+    kind = spec.get("kind")
+    if kind not in _TASKS:
+        raise ValueError(f"[task] kind must be one of {', '.join(_TASKS)}, not {kind!r}")
+    numbers = {name: value for name, value in spec.items() if name != "kind"}
+    check("[task]", numbers, get_type_hints(_TASKS[kind]))
+    numbers = {name: tuple(v) if isinstance(v, list) else v for name, v in numbers.items()}
+    if folder is None:
+        task: Marked | Text = _TASKS[kind](**numbers)
+    elif kind == "marked":
+        raise ValueError("the marked-token task draws its own rows; it takes no data")
+    else:
+        task = Text(**{**numbers, "folder": str(folder)})
+    return task
+
+
+def _task(table: Mapping[str, Any], seed: int, folder: Path | None) -> Marked | Text:
+    for name in {"seed", "folder"} & set(table):
+        raise ValueError(f"[task] has no {name}: seeds stand in [seeds], a folder is an option")
+    if table.get("kind") == "text" and "data" not in table:
+        raise ValueError("[task] of kind 'text' needs data: a folder, or a name on the hub")
+    return task_of({**table, "seed": seed}, folder)
 
 
 def _stages_of(
     entry: Mapping[str, Any],
-    task: Marked,
+    task: TaskSpec,
     model: Mapping[str, Any],
     seed: int,
     budgets: tuple[float, ...],
@@ -191,42 +240,56 @@ def _stages_of(
     method = entry["method"]
     numbers = {name: value for name, value in entry.items() if name not in _STAGE}
 
-    def find(name: str) -> Stage:
-        found = [s for s in earlier if (s.method, s.task.seed, s.seed) == (name, task.seed, seed)]
+    def find(key: str, only: float | None) -> Stage | None:
+        if key not in entry:
+            return None
+        found = [
+            s
+            for s in earlier
+            if (s.method, s.task.seed, s.seed) == (entry[key], task.seed, seed)
+            and s.only in (None, only)  # a specialist comes from the specialist of its budget
+        ]
         if len(found) != 1:
-            raise ValueError(f"stage {method!r} refers to {name!r}, which is not one earlier stage")
+            raise ValueError(
+                f"stage {method!r} refers to {entry[key]!r}, which is not one earlier stage"
+            )
         return found[0]
 
-    base = Stage(
-        method=method,
-        task=task,
-        model=model,
-        seed=seed,
-        budgets=budgets,
-        recipe=recipe(entry["recipe"], **numbers) if "recipe" in entry else None,
-        score=entry.get("score"),
-        parent=find(entry["from"]) if "from" in entry else None,
-        teacher=find(entry["teacher"]) if "teacher" in entry else None,
-        latency=entry.get("latency", False),
-    )
-    _check_stage(base, numbers, "each" in entry)
-    if "each" not in entry:
-        return [base]
-    assert base.recipe is not None
-    return [
-        replace(
-            base,
-            only=check_budget(budget),
-            recipe=base.recipe.with_changes(budgets=(budget, budget), select_at=(budget,)),
+    made = []
+    for only in entry.get("each", [None]):
+        how = recipe(entry["recipe"], **numbers) if "recipe" in entry else None
+        if how and only is not None:
+            how = how.with_changes(budgets=(only, only), select_at=(only,))
+        stage = Stage(
+            method=method,
+            task=task,
+            model=model,
+            seed=seed,
+            budgets=budgets,
+            recipe=how,
+            score=entry.get("score"),
+            baseline=entry.get("baseline"),
+            parent=find("from", only),
+            teacher=find("teacher", only),
+            only=only,
+            latency=entry.get("latency", False),
         )
-        for budget in entry["each"]
-    ]
+        _check_stage(stage, numbers)
+        made.append(stage)
+    return made
 
 
-def _check_stage(stage: Stage, numbers: Mapping[str, Any], each: bool) -> None:
+def _check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
     """Complains of a stage that could not run, before any other has."""
-    if (stage.recipe is None) == (stage.score is None):
-        raise ValueError(f"stage {stage.method!r} needs either a recipe or a score")
+    if sum(made is not None for made in (stage.recipe, stage.score, stage.baseline)) != 1:
+        raise ValueError(f"stage {stage.method!r} needs one of a recipe, a score or a baseline")
+    each = stage.only is not None
+    if stage.baseline is not None:
+        if stage.baseline not in BASELINES:
+            raise ValueError(f"unknown baseline {stage.baseline!r}; known: {', '.join(BASELINES)}")
+        if stage.parent or stage.teacher or each or stage.latency or numbers:
+            raise ValueError(f"stage {stage.method!r} is a baseline: it needs nothing else")
+        return
     if stage.recipe is None:
         if stage.score not in SOURCES:
             raise ValueError(f"unknown score {stage.score!r}; known: {', '.join(SOURCES)}")
@@ -245,6 +308,7 @@ def _check_stage(stage: Stage, numbers: Mapping[str, Any], each: bool) -> None:
 _FILE = {
     "name": str,
     "title": str,
+    "beside_paper": str,
     "budgets": tuple[float, ...],
     "seeds": dict,
     "task": dict,
@@ -257,6 +321,7 @@ _STAGE = {
     "method": str,
     "recipe": str,
     "score": str,
+    "baseline": str,
     "from": str,
     "teacher": str,
     "model": dict,
@@ -269,34 +334,3 @@ _SHAPE = {
     for name, hint in get_type_hints(EncoderConfig).items()
     if name not in ("vocabulary", "length", "classes", "model_type")  # those are not to choose
 }
-_CALLED = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-
-
-def _check(where: str, data: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Complains of a key that is not known, and of a value of the wrong type."""
-    unknown = sorted(set(data) - set(hints))
-    if unknown:
-        known = ", ".join(sorted(hints))
-        raise ValueError(f"{where} has unknown keys {', '.join(unknown)}; known: {known}")
-    for name, value in data.items():
-        hint = hints[name]
-        if not _fits(value, hint):
-            needed = _CALLED.get(hint, "a table")
-            if get_origin(hint) is tuple:
-                needed = f"a list, each {_CALLED.get(get_args(hint)[0], 'a table')}"
-            elif get_args(hint) and get_origin(hint) is not dict:
-                needed = " or ".join(repr(one) for one in get_args(hint))
-            raise ValueError(f"{where} {name} must be {needed}, not {value!r}")
-
-
-def _fits(value: object, hint: Any) -> bool:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return value in arguments
-    if origin is tuple:
-        return isinstance(value, list) and all(_fits(one, arguments[0]) for one in value)
-    if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in arguments)
-    if hint in (int, float):  # bool is a kind of int to Python, but not to people
-        return isinstance(value, (int, hint)) and not isinstance(value, bool)
-    return isinstance(value, origin or hint)

@@ -15,7 +15,8 @@ Objective = Literal["dense", "soft", "straight-through"]
 class Recipe:
     """One way to train; `fit` reads nothing else about how.
 
-    Stages are keyed by these numbers: a new one needs a default that means what was there before.
+    Stages are keyed by these numbers: one that is added needs a default that means what was there
+    before, and a place in `_LATER`.
 
     An objective of "dense" trains a plain model; "soft" trains weights and gates under Eq. 5;
     "straight-through" trains under hard masks. With a teacher, Eq. 6 takes the place of the
@@ -39,6 +40,7 @@ class Recipe:
     T: float = 2.0
     floor: int = 0
     select_at: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)  # budgets that choose the best epoch
+    word_dropout: float = 0.0  # share of a batch's words that are made unknown
 
     def __post_init__(self) -> None:
         if self.objective not in ("dense", "soft", "straight-through"):
@@ -65,7 +67,7 @@ class Recipe:
         for name in ("gate_lr", "weight_decay", "lam", "beta", "floor"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
-        for name in ("warmup", "ramp", "alpha"):
+        for name in ("warmup", "ramp", "alpha", "word_dropout"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must be in [0, 1], not {getattr(self, name)}")
 
@@ -84,10 +86,19 @@ class Recipe:
         """The numbers as plain JSON values."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
+    def identity(self) -> dict[str, Any]:
+        """The numbers that a stage is keyed by: later ones only where they change something."""
+        default = {field.name: field.default for field in fields(self)}
+        return {k: v for k, v in self.to_dict().items() if k not in _LATER or v != default[k]}
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
         """The inverse of `to_dict`."""
         return cls(**_frozen(data))
+
+
+# Numbers that recipes did not have when the first stages were keyed by them.
+_LATER = ("word_dropout",)
 
 
 def _frozen(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,10 +19,29 @@ from apportion.recipes import Recipe
 _ORDER, _BUDGET, _NOISE = range(3)  # purposes of random numbers
 
 
+_POOL = 32  # batches among which rows of like length are put together
+
+
 @lru_cache(maxsize=2)  # every step of an epoch asks for it
-def row_order(seed: int, epoch: int, rows: int) -> Tensor:
-    """The order in which an epoch goes through the training rows."""
-    return torch.from_numpy(np.random.default_rng([seed, _ORDER, epoch]).permutation(rows))
+def row_order(
+    seed: int, epoch: int, rows: int, lengths: Tensor | None = None, batch_size: int = 1
+) -> Tensor:
+    """The order in which an epoch goes through the training rows.
+
+    Rows of different lengths are sorted inside pools of some batches, so that a batch has little
+    padding; which rows share a pool, and the order of the batches, stay random.
+    """
+    generator = np.random.default_rng([seed, _ORDER, epoch])
+    order = torch.from_numpy(generator.permutation(rows))
+    if lengths is None:
+        return order
+    order = torch.cat(
+        [pool[lengths[pool].argsort()] for pool in torch.split(order, _POOL * batch_size)]
+    )
+    whole = rows // batch_size
+    batches = order[: whole * batch_size].view(whole, batch_size)
+    shuffled = batches[torch.from_numpy(generator.permutation(whole))].flatten()
+    return torch.cat([shuffled, order[whole * batch_size :]])  # what fills no batch comes last
 
 
 def draw_budget(recipe: Recipe, seed: int, step: int, steps: int) -> float:
@@ -31,6 +50,13 @@ def draw_budget(recipe: Recipe, seed: int, step: int, steps: int) -> float:
     if recipe.ramp:
         low = high - (high - low) * min(1.0, step / (recipe.ramp * steps))
     return float(np.random.default_rng([seed, _BUDGET, step]).uniform(low, high))
+
+
+def drop_words(inputs: dict[str, Tensor], share: float, unknown: int) -> dict[str, Tensor]:
+    """The inputs with a share of their words made unknown, so that no word is leant on alone."""
+    ids = inputs["input_ids"]
+    gone = torch.rand(ids.shape, device=ids.device) < share
+    return {**inputs, "input_ids": ids.masked_fill(gone & inputs["attention_mask"], unknown)}
 
 
 def noise_seed(seed: int, step: int, process: int) -> int:

@@ -18,16 +18,20 @@ from torch import nn
 
 from apportion.allocation import allocate
 from apportion.backbones.encoder import Encoder, EncoderConfig
+from apportion.baselines import BASELINES
 from apportion.benchmark import count_parameters, time_budgets
 from apportion.checkpoint import Checkpoint, has_checkpoint, load, save, weights_digest
 from apportion.elastic import Elastic, plain_of
 from apportion.evaluation import SWEEP, Outcome, evaluate, is_monotone, sweep
+from apportion.prediction import time_predictions
 from apportion.recipes import Recipe
 from apportion.records import provenance
 from apportion.scoring import SOURCES
-from apportion.tasks import Task
-from apportion.tasks.marked import Marked
+from apportion.skipping import Skipping
+from apportion.tasks import Task, TaskSpec
 from apportion.training import Tick, fit
+
+_BATCH = 64  # rows in a timed call, as in the paper
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,13 @@ class Stage:
     """One model of one method and one seed: trained by a recipe, or the parent's with scores."""
 
     method: str
-    task: Marked
+    task: TaskSpec
     model: Mapping[str, Any]
     seed: int
     budgets: tuple[float, ...]  # of the tables
     recipe: Recipe | None = None
     score: str | None = None
+    baseline: str | None = None
     parent: Stage | None = None
     teacher: Stage | None = None
     only: float | None = None  # the one budget of a static specialist
@@ -51,13 +56,14 @@ class Stage:
         """A hash of all that decides the stage's weights or scores."""
         return _digest(
             {
-                "task": asdict(self.task),
+                "task": self.task.identity(),
                 "model": dict(self.model),
                 "seed": self.seed,
-                "recipe": self.recipe and self.recipe.to_dict(),
+                "recipe": self.recipe and self.recipe.identity(),
                 "score": self.score,
                 "parent": self.parent and self.parent.key,
                 "teacher": self.teacher and self.teacher.key,
+                **({"baseline": self.baseline} if self.baseline else {}),
             }
         )
 
@@ -65,6 +71,11 @@ class Stage:
     def measures(self) -> str:
         """A hash of what is measured on it: a change of budgets measures again, trains not."""
         return _digest({"budgets": self.budgets, "sweep": SWEEP, "only": self.only, "v": 1})
+
+    @property
+    def timed_at(self) -> tuple[float, ...]:
+        """The budgets at which it is timed."""
+        return self.budgets if self.only is None else (self.only,)
 
     @property
     def names(self) -> dict[str, Any]:
@@ -100,7 +111,7 @@ def checkpoint_folder(stage: Stage, runs: Path) -> Path:
 def has_model(stage: Stage, runs: Path) -> bool:
     """Whether a stage's model is there, or will come from a parent whose model is."""
     if stage.recipe is None:
-        assert stage.parent is not None
+        assert stage.parent is not None, "a baseline has no model, and nothing comes from it"
         return has_model(stage.parent, runs)
     return has_checkpoint(checkpoint_folder(stage, runs))
 
@@ -140,7 +151,7 @@ def produce(stage: Stage, runs: Path, progress: Callable[[Tick], None] | None = 
             **provenance(threads=torch.get_num_threads()),
         },
     }
-    checkpoint = Checkpoint(fitted.model, notes)
+    checkpoint = Checkpoint(fitted.model, notes, words=task.words)
     save(checkpoint, folder)
     state.unlink(missing_ok=True)
     return checkpoint
@@ -159,6 +170,8 @@ def run_stage(
     stage: Stage, runs: Path, progress: Callable[[Tick], None] | None = None
 ) -> list[dict[str, Any]]:
     """Trains and measures one stage; the last record says that all of them are there."""
+    if stage.baseline is not None:
+        return _run_baseline(stage)
     checkpoint = produce(stage, runs, progress)
     task = stage.task.build()
     model = checkpoint.model
@@ -168,7 +181,28 @@ def run_stage(
         measured = _measure_elastic(stage, model, task)
     else:
         measured = [_point("dense", 1.0, evaluate(model, task.test))]
-    done: dict[str, Any] = {
+    done = {
+        **_end_of(stage, task),
+        "weights": weights_digest(checkpoint.model),
+        "parameters": count_parameters(plain_of(checkpoint.model)),
+        "training": checkpoint.notes["training"] if stage.recipe else None,
+    }
+    return [{**stage.names, **record} for record in (*measured, done)]
+
+
+def _run_baseline(stage: Stage) -> list[dict[str, Any]]:
+    """A method of another kind on the same rows, for the same table."""
+    assert stage.baseline is not None
+    task = stage.task.build()
+    outcome, chosen = BASELINES[stage.baseline](task)
+    point = {**_point("baseline", 1.0, outcome), "chosen": chosen}
+    done = {**_end_of(stage, task), "training": None}
+    return [{**stage.names, **record} for record in (point, done)]
+
+
+def _end_of(stage: Stage, task: Task) -> dict[str, Any]:
+    """What says that a stage's records are all there, and what they came from."""
+    return {
         "kind": "stage",
         "measures": stage.measures,
         "parent": stage.parent and stage.parent.key,
@@ -176,12 +210,9 @@ def run_stage(
         "recipe": stage.recipe and stage.recipe.to_dict(),
         "score": stage.score,
         "data": task.digest(),
-        "weights": weights_digest(checkpoint.model),
-        "parameters": count_parameters(plain_of(checkpoint.model)),
-        "training": checkpoint.notes["training"] if stage.recipe else None,
+        "facts": dict(task.facts),
         **provenance(threads=torch.get_num_threads()),
     }
-    return [{**stage.names, **record} for record in (*measured, done)]
 
 
 def _measure_scores(stage: Stage, model: nn.Module, task: Task) -> list[dict[str, Any]]:
@@ -233,19 +264,34 @@ def _point(form: str, budget: float, outcome: Outcome) -> dict[str, Any]:
 
 
 def time_stage(
-    stage: Stage,
-    runs: Path,
-    batch: int = 64,
-    repeats: int = 41,
-    threads: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    stage: Stage, runs: Path, progress: Callable[[int, int], None] | None = None
 ) -> list[dict[str, Any]]:
-    """Latency of a stage's model at each budget: dense, soft, hard mask and cut, side by side."""
+    """Latency of a stage's model at each of its budgets, one thread, all arms side by side.
+
+    Tasks of texts go by the paper's protocol, all test rows five times, padded to the whole
+    length as the paper has them and grouped by length as people would run them. Others, whose
+    rows are all alike, take one batch many times.
+    """
     model = produce(stage, runs).model
     task = stage.task.build()
-    inputs, _ = task.test.batch(torch.arange(min(batch, len(task.test))))
-    floor = stage.recipe.floor if stage.recipe else 0
-    timed = time_budgets(model, inputs, stage.budgets, repeats, threads, floor, progress)
+    assert isinstance(model, Elastic) and stage.recipe
+    floor = stage.recipe.floor
+    if task.words is None:
+        inputs, _ = task.test.batch(torch.arange(min(_BATCH, len(task.test))))
+        timed = time_budgets(model, [inputs], stage.timed_at, 41, 1, floor, progress=progress)
+    else:
+        timed = []
+        for protocol in ("padded", "grouped"):
+            batches = [b for b, _ in task.test.batches(_BATCH, padded=protocol == "padded")]
+            of_protocol = time_budgets(
+                model, batches, stage.timed_at, 5, 1, floor, ("soft", "skip", "cut"), 1, progress
+            )
+            timed += [{**record, "protocol": protocol} for record in of_protocol]
+        if stage.only is None:
+            timed += [
+                time_predictions(Skipping(model, floor).at(b), task, _BATCH, b)
+                for b in stage.timed_at
+            ]
     return [{**stage.names, **record, **provenance()} for record in timed]
 
 

@@ -13,19 +13,22 @@ from apportion.sites import Site, find_sites
 from apportion.units import Allocation
 
 
-def cut(model: nn.Module, allocation: Allocation) -> nn.Module:
+def cut(model: nn.Module, allocation: Allocation, share: bool = False) -> nn.Module:
     """A new model without the units that the allocation drops; the given one is left alone.
 
-    A layer that keeps no heads costs nothing but its output projection's bias.
+    A layer that keeps no heads costs nothing but its output projection's bias. With `share`, all
+    that need not be sliced stays in the given model's memory: many cuts of one model cost little.
     """
-    smaller = copy.deepcopy(model)
+    # A tensor that deepcopy believes to have copied already is not copied.
+    tensors = (*model.parameters(), *model.buffers()) if share else ()
+    smaller = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     spans = allocation.units.spans
     kinds = sorted({kind for _, kind in spans})
     for site in find_sites(smaller, kinds, block=1):
         span = spans.get((site.layer, site.kind), slice(0, 0))
         site = _in_units(site, span.stop - span.start)
         indices = allocation.indices(site.layer, site.kind)
-        _cut_site(smaller, site, kept_columns(site, indices))
+        _cut_site(smaller, site, kept_columns(site, indices), share)
     return smaller
 
 
@@ -47,13 +50,21 @@ def kept_columns(site: Site, indices: list[int]) -> Tensor:
     return (first + torch.arange(site.width)).flatten()
 
 
-def _cut_site(model: nn.Module, site: Site, columns: Tensor) -> None:
+def _cut_site(model: nn.Module, site: Site, columns: Tensor, share: bool) -> None:
     for name in site.inputs:
         linear = cast(nn.Linear, model.get_submodule(name))
-        linear.weight = nn.Parameter(linear.weight.detach()[columns])
+        linear.weight = _slice(linear.weight, columns, 0, share)
         if linear.bias is not None:
-            linear.bias = nn.Parameter(linear.bias.detach()[columns])
+            linear.bias = _slice(linear.bias, columns, 0, share)
         linear.out_features = len(columns)
     last = cast(nn.Linear, model.get_submodule(site.output))
-    last.weight = nn.Parameter(last.weight.detach()[:, columns].contiguous())
+    last.weight = _slice(last.weight, columns, 1, share)
     last.in_features = len(columns)
+
+
+def _slice(values: Tensor, columns: Tensor, dim: int, share: bool) -> nn.Parameter:
+    """These rows or columns of a matrix; a run of neighbours needs no memory of its own."""
+    count = len(columns)
+    if share and count and int(columns[-1]) - int(columns[0]) + 1 == count:
+        return nn.Parameter(values.detach().narrow(dim, int(columns[0]), count))
+    return nn.Parameter(values.detach().index_select(dim, columns.to(values.device)).contiguous())

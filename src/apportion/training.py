@@ -24,6 +24,7 @@ from apportion.losses import budget_loss, distill_loss
 from apportion.recipes import Recipe
 from apportion.schedule import (
     draw_budget,
+    drop_words,
     learning_rate_share,
     noise_seed,
     parameter_groups,
@@ -86,7 +87,7 @@ def fit(
     budgets, ties to the lower objective. With a `state` file, training is saved there every
     `save_every` seconds, and goes on from it if it exists.
     """
-    _check(model, recipe)
+    _check(model, task, recipe)
     run = _Run(model, task, recipe, seed, teacher, state, save_every, progress)
     with torch.random.fork_rng():
         return run.train()
@@ -178,13 +179,16 @@ class _Run:
         torch.manual_seed(noise_seed(self.seed, self.step, self.accelerator.process_index))
         budget = draw_budget(recipe, self.seed, self.step, self.steps)
         inputs, labels, weight = self._batch(epoch, inside)
+        noisy = inputs
+        if recipe.word_dropout and self.task.words:
+            noisy = drop_words(inputs, recipe.word_dropout, self.task.words.unknown)
         for group, lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = lr * learning_rate_share(recipe, self.step, self.steps)
         self.student.train()
         options: dict[str, Any] = {}
         if recipe.objective != "dense":
             options = {"budget": budget, "mode": recipe.objective, "floor": recipe.floor}
-        logits = logits_of(self.student(**inputs, **options))
+        logits = logits_of(self.student(**noisy, **options))
         loss = F.cross_entropy(logits, labels)
         if self.teacher is not None:
             with torch.no_grad():
@@ -214,12 +218,14 @@ class _Run:
     def _batch(self, epoch: int, inside: int) -> tuple[dict[str, Tensor], Tensor, float]:
         """This process's rows of the step's batch, and their weight among all processes."""
         size = self.recipe.batch_size
-        rows = row_order(self.seed, epoch, len(self.task.train))[inside * size :][:size]
+        split = self.task.train
+        order = row_order(self.seed, epoch, len(split), split.lengths, size)
+        rows = order[inside * size :][:size]
         world = self.accelerator.num_processes
         mine = rows[self.accelerator.process_index :: world]
         # Processes are averaged as equals, so a smaller share has to count for less.
         weight = len(mine) * world / len(rows)
-        inputs, labels = self.task.train.batch(mine if len(mine) else rows[:1])
+        inputs, labels = split.batch(mine if len(mine) else rows[:1])
         device = self.accelerator.device
         inputs = {name: values.to(device) for name, values in inputs.items()}
         return inputs, labels.to(device), weight
@@ -308,8 +314,10 @@ def _fingerprint(model: nn.Module) -> list[str]:
     return [weights_digest(model), repr(getattr(plain_of(model), "config", None)), repr(gates)]
 
 
-def _check(model: nn.Module, recipe: Recipe) -> None:
+def _check(model: nn.Module, task: Task, recipe: Recipe) -> None:
     elastic = isinstance(model, Elastic)
+    if recipe.word_dropout and task.words is None:
+        raise ValueError(f"recipe {recipe.name!r} drops words, and task {task.name!r} has none")
     if recipe.objective == "dense" and elastic:
         raise ValueError(f"recipe {recipe.name!r} trains a plain model; give it `elastic.plain()`")
     if recipe.objective != "dense" and not elastic:
@@ -332,7 +340,7 @@ def _identity(
         "model": _fingerprint(model),
         "teacher": None if teacher is None else _fingerprint(teacher),
         "data": task.digest(),
-        "recipe": recipe.to_dict(),
+        "recipe": recipe.identity(),
         "seed": seed,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -17,16 +17,20 @@ from apportion.cli.app import AsJson, app, err
 from apportion.elastic import Elastic, plain_of
 from apportion.evaluation import FORMS, SWEEP, Form, is_monotone
 from apportion.evaluation import sweep as run_sweep
-from apportion.report.study import latency_table
+from apportion.experiment import task_of
+from apportion.report.speed import latency_table
 from apportion.report.tables import Table
 from apportion.report.terminal import print_json, show
 from apportion.tasks import Task
-from apportion.tasks.marked import Marked
 
 Folder = Annotated[Path, typer.Argument(help="A checkpoint folder.", show_default=False)]
 Budgets = Annotated[
     list[float] | None,
     typer.Option("--budget", "-b", help="A fraction in (0, 1]; may be given several times."),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Folder with the texts of its task, if not where it was trained."),
 ]
 Floor = Annotated[int, typer.Option(help="Units that every layer keeps at least.")]
 
@@ -99,12 +103,13 @@ def sweep(
     form: Annotated[
         list[str] | None, typer.Option(help="soft, hard or cut; may be given several times.")
     ] = None,
+    data: Data = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     floor: Floor = 0,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a checkpoint at many budgets (19 of them, 0.10 to 1.00, if none is given)."""
-    model, task = _elastic(checkpoint)
+    model, task = _elastic(checkpoint, data)
     forms: list[Form] = []
     for name in form or ["soft", "hard"]:
         if name not in FORMS:
@@ -155,7 +160,7 @@ def cut(
     kept = model.allocation(budget, floor)
     smaller = model.cut(budget, floor)
     notes = {**loaded.notes, "cut": {"budget": budget, "floor": floor, "cost": kept.cost}}
-    save(Checkpoint(smaller, notes, kept), into)
+    save(Checkpoint(smaller, notes, kept, loaded.words), into)
     facts: dict[str, Any] = {
         "budget": budget,
         "cost": kept.cost,
@@ -181,25 +186,26 @@ def cut(
 def bench(
     checkpoint: Folder,
     budget: Budgets = None,
+    data: Data = None,
     batch: Annotated[int, typer.Option(help="Rows in a call.")] = 64,
     repeats: Annotated[int, typer.Option(help="Timed calls of each arm.")] = 41,
     threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Time a checkpoint at each budget: uncut, soft, hard mask and cut, taking turns.
+    """Time a checkpoint at each budget: uncut, soft, hard mask, skipping and cut, taking turns.
 
     Speed-ups are medians of paired ratios with a 95 % interval, beside the bound by
     multiply-accumulates. Run nothing else meanwhile.
     """
-    model, task = _elastic(checkpoint)
     if batch < 1:
         raise ValueError(f"batch must be at least 1, not {batch}")
-    inputs, _ = task.test.batch(torch.arange(min(batch, len(task.test))))
+    model, task = _elastic(checkpoint, data)
+    inputs, _ = task.test.batch(torch.arange(min(batch, len(task.test))), padded=True)
     with Progress(console=err, transient=True) as progress:
         bar = progress.add_task("repeats", total=None)
         measured = time_budgets(
             model,
-            inputs,
+            [inputs],
             budget or (0.25, 0.5, 0.75),
             repeats,
             threads,
@@ -212,16 +218,18 @@ def bench(
         show([latency_table(measured)])
 
 
-def _elastic(checkpoint: Path) -> tuple[Elastic, Task]:
+def _elastic(checkpoint: Path, data: Path | None) -> tuple[Elastic, Task]:
+    """A checkpoint's model and the task that it was trained on, its rows read or drawn again."""
     loaded = load(checkpoint)
     model = _needs_gates(loaded.model, checkpoint)
     spec = dict(loaded.notes.get("task") or {})
-    if spec.pop("kind", None) != "marked":
+    if not spec:
         raise ValueError(f"{checkpoint} does not say which task it was trained on")
     try:
-        return model, Marked(**spec).build()
-    except TypeError as error:
+        task = task_of(spec, data)
+    except ValueError as error:
         raise ValueError(f"the task that {checkpoint} names can't be built: {error}") from None
+    return model, task.build()
 
 
 def _needs_gates(model: torch.nn.Module, checkpoint: Path) -> Elastic:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,11 +14,14 @@ from apportion.checkpoint import save
 from apportion.cli.app import AsJson, app, err
 from apportion.progress import Bars
 from apportion.report.figures import study_figures
+from apportion.report.goals import goal_table
 from apportion.report.markdown import fill
 from apportion.report.page import write_page
-from apportion.report.study import budget_table, goal_table, study_tables
+from apportion.report.study import budget_table, study_tables
 from apportion.report.terminal import show
 from apportion.stages import produce
+from apportion.tasks import SPLITS, Task
+from apportion.tasks.text import Text
 
 
 @app.command()
@@ -25,45 +29,107 @@ def train(
     into: Annotated[
         Path, typer.Option("--out", help="Folder for the checkpoint, the records and the report.")
     ] = Path("runs/demo"),
-    length: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 32,
-    rows: Annotated[int, typer.Option(help="Training rows; a quarter as many to validate.")] = 4096,
-    layers: Annotated[int, typer.Option(help="Layers of the encoder.")] = 2,
-    heads: Annotated[int, typer.Option(help="Attention heads in a layer.")] = 8,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Texts: a folder with train.csv (val.csv and test.csv if you have them), or the "
+            "name of a dataset on the hub. Without it, the marked-token task.",
+            show_default=False,
+        ),
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="A column with the text; several are joined. \\[default: text]"),
+    ] = None,
+    label: Annotated[str, typer.Option(help="The column with the class.")] = "label",
+    length: Annotated[
+        int | None, typer.Option(help="Tokens in a sequence. \\[default: 32, of texts 128]")
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="Training rows. \\[default: 4096, of texts all]")
+    ] = None,
+    held_out: Annotated[
+        int | None,
+        typer.Option(
+            help="Validation rows, and as many test rows. \\[default: a quarter of the training "
+            "rows; of texts the whole file, or a tenth where there is none]"
+        ),
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Layers of the encoder. \\[default: 2, for texts 4]")
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Attention heads in a layer. \\[default: 8, for texts 4]")
+    ] = None,
     hidden: Annotated[int, typer.Option(help="Width of the encoder.")] = 64,
-    feedforward: Annotated[int, typer.Option(help="Feed-forward neurons in a layer.")] = 128,
-    epochs: Annotated[int, typer.Option(help="Epochs of the dense warm start.")] = 12,
+    feedforward: Annotated[
+        int | None,
+        typer.Option(help="Feed-forward neurons in a layer. \\[default: 128, for texts 256]"),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(help="Epochs of the dense warm start. \\[default: 12, for texts 8]"),
+    ] = None,
     budgeted_epochs: Annotated[int, typer.Option(help="Epochs of budgeted training.")] = 6,
-    lam: Annotated[float, typer.Option(help="Weight of the cost.")] = 0.05,
-    beta: Annotated[float, typer.Option(help="Weight of what is spent above the budget.")] = 4.0,
+    lam: Annotated[
+        float | None, typer.Option(help="Weight of the cost. \\[default: 0.05, for texts 0.02]")
+    ] = None,
+    beta: Annotated[
+        float | None,
+        typer.Option(help="Weight of what is spent above the budget. \\[default: 4, for texts 2]"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, order and budgets.")] = 7,
-    data_seed: Annotated[int, typer.Option(help="Seed of the generated rows.")] = 1,
+    data_seed: Annotated[int, typer.Option(help="Seed of the rows that are drawn.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Train one checkpoint with a compute knob on the marked-token task, and measure it.
+    """Train one checkpoint with a compute knob, on your texts or the marked-token task.
 
-    Dense warm start, then budgeted training, then one epoch of hard-gate adaptation. Stopped or
-    killed, the same command goes on where it was; when all is done, it only prints the table.
+    Dense warm start, then budgeted training, then one epoch of hard-gate adaptation; then it is
+    measured. Stopped or killed, the same command goes on where it was; when all is done, it only
+    prints the table.
     """
+    kind = "text" if data else "marked"
+    given = {
+        "length": length,
+        "layers": layers,
+        "heads": heads,
+        "feedforward": feedforward,
+        "epochs": epochs,
+        "lam": lam,
+        "beta": beta,
+    }
+    numbers: dict[str, Any] = {
+        "hidden": hidden,
+        "budgeted_epochs": budgeted_epochs,
+        "seed": seed,
+        "data_seed": data_seed,
+        **_DEFAULTS[kind],
+        **{name: value for name, value in given.items() if value is not None},
+    }
+    if data:
+        spec = Text(
+            data,
+            length=numbers["length"],
+            train=rows,
+            validation=held_out,
+            test=held_out,
+            text=tuple(text or ("text",)),
+            label=label,
+            seed=data_seed,
+        )
+        numbers |= _facts_of(spec)
+    else:
+        rows = rows or 4096
+        numbers |= {
+            "rows": rows,
+            "held_out": held_out or max(2, rows // 4),
+            "distractors": max(1, numbers["length"] // 8),
+        }
+    template = resources.files("apportion") / f"train-{kind}.toml"
+    toml = template.read_text(encoding="utf-8").format(**numbers)
+    plan = experiment.parse_experiment(toml)
     file = into / "experiment.toml"
-    template = resources.files("apportion") / "train.toml"
-    text = template.read_text(encoding="utf-8").format(
-        length=length,
-        distractors=max(1, length // 8),
-        rows=rows,
-        held_out=max(2, rows // 4),
-        layers=layers,
-        heads=heads,
-        hidden=hidden,
-        feedforward=feedforward,
-        epochs=epochs,
-        budgeted_epochs=budgeted_epochs,
-        lam=lam,
-        beta=beta,
-        seed=seed,
-        data_seed=data_seed,
-    )
-    plan = experiment.parse_experiment(text)
-    records.write_text(file, text)
+    records.write_text(file, toml)
     have = _run(plan, into / "stages", results_of(file), jobs=1)
     save(produce(plan.stages[-1], into / "stages"), into / "checkpoint")
     page = into / "report.html"
@@ -72,11 +138,52 @@ def train(
     err.print(f"checkpoint: {into / 'checkpoint'}\nreport:     {page}", highlight=False)
 
 
+_DEFAULTS = {
+    "marked": {
+        "length": 32,
+        "layers": 2,
+        "heads": 8,
+        "feedforward": 128,
+        "epochs": 12,
+        "lam": 0.05,
+        "beta": 4.0,
+    },
+    "text": {
+        "length": 128,
+        "layers": 4,
+        "heads": 4,
+        "feedforward": 256,
+        "epochs": 8,
+        "lam": 0.02,
+        "beta": 2.0,
+    },
+}
+
+
+def _facts_of(spec: Text) -> dict[str, Any]:
+    """What the experiment file says of some texts; reads them, so bad ones are found now."""
+    task = spec.build()
+    return {
+        "title": json.dumps(Path(spec.data).name or spec.data, ensure_ascii=False),
+        "data": json.dumps(spec.data, ensure_ascii=False),
+        "digest": json.dumps(task.spec["digest"]),
+        "text": json.dumps(list(spec.text), ensure_ascii=False),
+        "label": json.dumps(spec.label, ensure_ascii=False),
+        "train": len(task.train),
+        "validation": len(task.validation),
+        "test": len(task.test),
+    }
+
+
 @app.command()
 def run(
     file: Annotated[Path, typer.Argument(help="An experiment file (TOML).", show_default=False)],
     runs: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints. \\[default: runs/NAME]")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the texts of its task, if not where the file says."),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Stages to run side by side, one process each.")] = 1,
     as_json: AsJson = False,
@@ -86,7 +193,7 @@ def run(
     Records go to results/NAME.jsonl beside the file. A stage whose records are there is not run
     again; a killed run goes on where it was.
     """
-    plan = experiment.read_experiment(file)
+    plan = experiment.read_experiment(file, data)
     have = _run(plan, runs or Path("runs") / plan.name, results_of(file), jobs)
     show([t for t in (goal_table(plan, have), budget_table(plan, have)) if t.rows], as_json)
 
@@ -132,9 +239,23 @@ def results_of(file: Path) -> Path:
 
 
 def _run(plan: experiment.Experiment, runs: Path, results: Path, jobs: int) -> list[dict[str, Any]]:
+    if isinstance(plan.task, Text):
+        # Bad rows are found before any training, and people see what they train on.
+        _show_data(plan.task.build())
     try:
         with Bars(err) as bars:
             return driver.run(plan, runs, results, bars, jobs)
     except KeyboardInterrupt:
         err.print("stopped; the same command goes on where it was")
         raise typer.Exit(130) from None
+
+
+def _show_data(task: Task) -> None:
+    sizes = ", ".join(f"{len(task.split(name)):,} {name}" for name in SPLITS)
+    splits = task.facts["splits"]
+    shared = ", ".join(f"{splits[name]['duplicates']:,} of {name}" for name in SPLITS[1:])
+    err.print(
+        f"data: {sizes} rows of {len(task.classes)} classes, {task.facts['vocabulary']:,} words; "
+        f"also in training: {shared}; twice in training: {splits['train']['duplicates']:,}",
+        highlight=False,
+    )

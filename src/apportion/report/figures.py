@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from apportion.experiment import Experiment
-from apportion.report.tables import Records, main_method, methods_of, select
+from apportion.report.tables import Records, main_method, methods_of, select, timings
 
 # Okabe and Ito's colours; a marker of its own tells each method apart without them.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -168,14 +168,15 @@ def allocation_map(experiment: Experiment, records: Records) -> Picture | None:
 
 def speed(experiment: Experiment, records: Records) -> Picture | None:
     """Measured speed-up of cut models against what their multiply-accumulates allow."""
-    found = select(records, kind="latency", form="cut")
+    method = main_method(experiment)
+    found = timings(records, method=method, form="cut")
     if not found:
         return None
     budgets = sorted({r["budget"] for r in found})
     figure = Figure(figsize=(5.4, 3.2), layout="constrained")
     axes = figure.subplots()
     for place, budget in enumerate(budgets):
-        of_budget = select(records, kind="latency", form="cut", budget=budget)
+        of_budget = timings(records, method=method, form="cut", budget=budget)
         measured = statistics.mean(r["speedup"] for r in of_budget)
         bound = statistics.mean(r["bound"] for r in of_budget)
         low = measured - min(r["low"] for r in of_budget)

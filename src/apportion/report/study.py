@@ -6,8 +6,10 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from apportion.experiment import Experiment, Goal
+from apportion.experiment import Experiment
 from apportion.gates import Gates
+from apportion.report.goals import goal_table
+from apportion.report.speed import latency_table, protocol_table, throughput_table
 from apportion.report.tables import (
     Records,
     Table,
@@ -17,7 +19,9 @@ from apportion.report.tables import (
     percent,
     select,
     times,
+    timings,
 )
+from apportion.tasks import SPLITS
 from apportion.units import Units
 
 
@@ -26,10 +30,13 @@ def study_tables(experiment: Experiment, records: Records) -> list[Table]:
     tables = [
         goal_table(experiment, records),
         budget_table(experiment, records),
-        core_table(experiment, records),
+        *method_tables(experiment, records),
+        data_table(experiment, records),
         grid_table(experiment, records),
         sweep_table(experiment, records),
         latency_table(records),
+        protocol_table(experiment, records),
+        throughput_table(records),
         movement_table(experiment, records),
         accounting_table(experiment, records),
         time_table(experiment, records),
@@ -50,7 +57,7 @@ def budget_table(experiment: Experiment, records: Records) -> Table:
             continue
         if budget == 1.0:
             cells["cut"] = []  # nothing is cut there
-        speed = select(records, kind="latency", method=method, form="cut", budget=budget)
+        speed = timings(records, method=method, form="cut", budget=budget)
         rows.append(
             (
                 f"{budget:.2f}",
@@ -82,11 +89,17 @@ def budget_table(experiment: Experiment, records: Records) -> Table:
     )
 
 
-def core_table(experiment: Experiment, records: Records) -> Table:
-    """Each method at each budget, beside the paper where it has the same row."""
+def method_tables(experiment: Experiment, records: Records) -> list[Table]:
+    """Each method at each budget, beside the paper where it has the same row; a table a name."""
+    names = dict.fromkeys(row.table for row in experiment.rows)
+    return [_method_table(experiment, records, name) for name in names]
+
+
+def _method_table(experiment: Experiment, records: Records, name: str) -> Table:
     rows = []
-    beside_paper = any(row.paper_accuracy != "–" for row in experiment.rows)
-    for row in experiment.rows:
+    wanted = [row for row in experiment.rows if row.table == name]
+    beside_paper = any(row.paper_accuracy != "–" for row in wanted)
+    for row in wanted:
         where = {"method": row.method, "form": row.form, "budget": row.budget}
         points = select(records, kind="point", **where)
         if points:
@@ -103,16 +116,51 @@ def core_table(experiment: Experiment, records: Records) -> Table:
     columns = ("method", "budget", "evaluated", "n", "cost", "accuracy", "lowest")
     note = "Accuracy in percent on test rows: mean ± sample standard deviation over n runs."
     if beside_paper:
-        note += (
-            " The paper's is on validation rows, of another model and generator: compare the "
-            "methods with each other more than the numbers with the paper's."
-        )
+        note += f" {experiment.beside_paper}"
+    title = "Every method" if name == "core" else name.replace("-", " ").capitalize()
     return Table(
-        "core",
-        "Every method, beside the paper" if beside_paper else "Every method",
+        name,
+        f"{title}, beside the paper" if beside_paper else title,
         columns + ("paper's cost", "paper's accuracy") * beside_paper,
         tuple(rows),
         note,
+    )
+
+
+def data_table(experiment: Experiment, records: Records) -> Table:
+    """What is known of a task's texts, averaged over the seeds that drew them."""
+    found = {
+        record["data_seed"]: record["facts"]["splits"]
+        for record in select(records, kind="stage")
+        if record.get("facts")
+    }
+    rows = []
+    for split in SPLITS if found else ():
+        of_split = [facts[split] for facts in found.values()]
+        rows.append(
+            (
+                split,
+                f"{of_split[0]['rows']:,}",
+                mean_sd([f["tokens"] for f in of_split], 1),
+                mean_sd([100 * f["full"] for f in of_split], 2),
+                mean_sd([100 * f["unknown"] for f in of_split], 2),
+                " / ".join(str(f["duplicates"]) for f in of_split),
+            )
+        )
+    return Table(
+        "data",
+        "The texts",
+        (
+            "split",
+            "rows",
+            "words in a text",
+            "as long as the limit, %",
+            "unknown words, %",
+            "duplicates",
+        ),
+        tuple(rows),
+        f"Over {len(found)} draws. Duplicates, a number a draw: of training rows those that stand "
+        "there twice, of the others those whose text is also in training.",
     )
 
 
@@ -195,44 +243,6 @@ def sweep_table(experiment: Experiment, records: Records) -> Table:
     )
 
 
-def latency_table(records: Records) -> Table:
-    """Measured time of each arm, its speed-up, and what MACs allow."""
-    found = select(records, kind="latency")
-    rows = []
-    for form, budget in dict.fromkeys((r["form"], r["budget"]) for r in found):
-        of_arm = select(records, kind="latency", form=form, budget=budget)
-        bound = statistics.mean(r["bound"] for r in of_arm)
-        share = statistics.mean(r["speedup"] / r["bound"] for r in of_arm)
-        low, high = min(r["low"] for r in of_arm), max(r["high"] for r in of_arm)
-        rows.append(
-            (
-                form,
-                f"{budget:.2f}",
-                mean_sd([r["median_ms"] for r in of_arm], 2),
-                times(of_arm),
-                f"{low:.2f} – {high:.2f}",
-                f"{bound:.3f}x",
-                f"{100 * share:.0f} %",
-            )
-        )
-    note = ""
-    if found:
-        r = found[0]
-        note = (
-            f"Batch {r['batch']} x {r['length']}, {r['threads']} thread, {r['runtime']}, "
-            f"{r['repeats']} repeats with arms interleaved; {r['machine']['processor']}. "
-            "Speed-up is the median of paired ratios, averaged over seeds; the interval is the "
-            "widest of the seeds' 95 % intervals."
-        )
-    return Table(
-        "latency",
-        "Measured latency",
-        ("model", "budget", "ms", "speed-up", "95 % interval", "bound by MACs", "share of bound"),
-        tuple(rows),
-        note,
-    )
-
-
 def accounting_table(experiment: Experiment, records: Records) -> Table:
     """Training jobs and things to deploy for the table's budgets, counted from what was run."""
     rows = []
@@ -293,46 +303,6 @@ def time_table(experiment: Experiment, records: Records) -> Table:
         ("method", "runs", "epochs", "seconds a run", "minutes in all"),
         tuple(rows),
         "Wall-clock of the process that trained; runs may have gone side by side, one thread each.",
-    )
-
-
-def goal_table(experiment: Experiment, records: Records) -> Table:
-    """Each goal of the experiment with what was reached."""
-    rows = []
-    for goal in experiment.goals:
-        kind = "latency" if goal.share_of_bound else "monotone" if goal.monotone else "point"
-        where = {} if goal.monotone else {"form": goal.form, "budget": goal.budget}
-        found = select(records, kind=kind, method=goal.method, **where)
-        asked = sum(s.only in (None, goal.budget) for s in experiment.stages_of(goal.method))
-        if not found:
-            reached, met = "not measured", "–"
-        else:
-            reached, held = _judge(goal, found)
-            met = "yes" if held else "no"
-            if len(found) < asked:  # part of the runs prove nothing about all of them
-                reached, met = f"{reached} ({len(found)} of {asked} runs)", "not yet"
-        rows.append((goal.name, goal.asks(), reached, met))
-    return Table("goals", "Goals", ("goal", "asked", "reached", "met"), tuple(rows))
-
-
-def _judge(goal: Goal, found: Records) -> tuple[str, bool]:
-    """What was reached, in words, and whether that is what the goal asks for."""
-    if goal.share_of_bound is not None:
-        share = statistics.mean(r["speedup"] / r["bound"] for r in found)
-        return f"{100 * share:.1f} % of the bound", share >= goal.share_of_bound
-    if goal.monotone:
-        held = sum(bool(r["monotone"]) for r in found)
-        return f"{held} of {len(found)} seeds", held == len(found)
-    accuracy = [100 * p["accuracy"] for p in found]
-    mean, cost = statistics.mean(accuracy), statistics.mean(p["cost"] for p in found)
-    reached = f"mean {mean:.2f} %, lowest {min(accuracy):.2f} %"
-    if goal.cost is not None:
-        reached += f", at cost {cost:.3f}"
-    return reached, (
-        # Compared as shown: to two digits, and a cost to three.
-        (goal.mean_accuracy is None or round(mean, 2) >= goal.mean_accuracy)
-        and (goal.every_accuracy is None or min(accuracy) > goal.every_accuracy)
-        and (goal.cost is None or round(cost, 3) <= goal.cost)
     )
 
 

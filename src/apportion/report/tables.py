@@ -11,6 +11,9 @@ from apportion.experiment import Experiment
 
 Records = Sequence[Mapping[str, Any]]
 
+# Records that agree in these measured the same thing.
+_SAME = ("kind", "stage", "form", "budget", "batch", "protocol")
+
 
 @dataclass(frozen=True)
 class Table:
@@ -37,9 +40,15 @@ def select(records: Records, **where: Any) -> list[Mapping[str, Any]]:
     found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for record in records:
         if all(record.get(key) == value for key, value in where.items()):
-            same = tuple(record.get(k) for k in ("kind", "stage", "form", "budget", "batch"))
+            same = tuple(record.get(k) for k in _SAME)
             found[same] = record
     return list(found.values())
+
+
+def timings(records: Records, **where: Any) -> list[Mapping[str, Any]]:
+    """Latencies by one protocol: the paper's, padded, where a study has several."""
+    found = select(records, kind="latency", **where)
+    return [record for record in found if record.get("protocol", "padded") == "padded"]
 
 
 def main_method(experiment: Experiment) -> str | None:

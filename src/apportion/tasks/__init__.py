@@ -4,33 +4,56 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from apportion.tasks.words import Words
 
 SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
 class Split:
-    """Rows of a task: the model's inputs by name, and the labels."""
+    """Rows of a task: the model's inputs by name, the labels, and the texts where there are any.
+
+    Rows with an attention mask are stored padded to one length; a batch of them is only as wide
+    as its longest row.
+    """
 
     inputs: Mapping[str, Tensor]  # each [rows, …]
     labels: Tensor  # [rows]
+    texts: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batch(self, rows: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The inputs and labels of some rows."""
-        return {name: values[rows] for name, values in self.inputs.items()}, self.labels[rows]
+    @cached_property
+    def lengths(self) -> Tensor | None:
+        """Real tokens of each row [rows], where rows are padded."""
+        mask = self.inputs.get("attention_mask")
+        return None if mask is None else mask.sum(dim=1)
 
-    def batches(self, size: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """All rows in order, in batches."""
-        for start in range(0, len(self), size):
-            yield self.batch(torch.arange(start, min(start + size, len(self))))
+    def batch(self, rows: Tensor, padded: bool = False) -> tuple[dict[str, Tensor], Tensor]:
+        """The inputs and labels of some rows; `padded` keeps the width that they are stored in."""
+        inputs = {name: values[rows] for name, values in self.inputs.items()}
+        if self.lengths is not None and not padded:
+            width = int(self.lengths[rows].max())
+            inputs = {name: values[:, :width] for name, values in inputs.items()}
+        return inputs, self.labels[rows]
+
+    def batches(
+        self, size: int, padded: bool = False
+    ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        """All rows once, in batches; of padded rows, those of like length stand together."""
+        order = torch.arange(len(self))
+        if self.lengths is not None and not padded:
+            order = self.lengths.argsort(stable=True)
+        for rows in torch.split(order, size):
+            yield self.batch(rows, padded)
 
     def digest(self) -> str:
         """A short hash of every input and label: what a record names as its data."""
@@ -54,6 +77,8 @@ class Task:
     vocabulary: int
     length: int
     spec: Mapping[str, Any]
+    words: Words | None = None  # of a task of texts
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what was seen while reading it
 
     def split(self, name: str) -> Split:
         """One of the splits by its name."""
@@ -67,3 +92,24 @@ class Task:
         return hashlib.sha256(
             "".join(self.split(name).digest() for name in SPLITS).encode()
         ).hexdigest()[:16]
+
+
+class TaskSpec(Protocol):
+    """The numbers of a task: what an experiment file holds, before any row is read or drawn."""
+
+    @property
+    def length(self) -> int:
+        """Tokens in a sequence."""
+
+    @property
+    def seed(self) -> int:
+        """Of the rows that are drawn."""
+
+    def build(self) -> Task:
+        """The task with its rows."""
+
+    def identity(self) -> dict[str, Any]:
+        """What decides its rows, as plain JSON values: part of the key of a stage."""
+
+    def describe(self) -> str:
+        """The task in a few words."""

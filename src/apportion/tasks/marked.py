@@ -9,6 +9,7 @@ distance apart.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,6 +63,17 @@ class Marked:
             vocabulary=1 + self.values + self.fillers,
             length=self.length,
             spec={"kind": "marked", **asdict(self)},
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What decides its rows."""
+        return asdict(self)
+
+    def describe(self) -> str:
+        """The task in a few words."""
+        return (
+            f"Sequences of {self.length} tokens, {self.train:,} training, "
+            f"{self.validation:,} validation and {self.test:,} test rows"
         )
 
 

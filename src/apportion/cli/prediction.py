@@ -1,0 +1,183 @@
+"""The command that takes texts: predict."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn
+
+from apportion.benchmark import using_threads
+from apportion.checkpoint import Checkpoint, load
+from apportion.cli.app import app, err
+from apportion.elastic import Elastic
+from apportion.gates import check_budget
+from apportion.prediction import FORMATS, Prediction, lines_of
+from apportion.prediction import predict as run_predict
+from apportion.records import replacing
+from apportion.skipping import Skipping
+from apportion.tasks.rows import BadRow, Row, open_text, read_csv, read_lines
+
+_SHOWN = 20  # bad rows that are named one by one
+
+
+@app.command()
+def predict(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder.", show_default=False)],
+    texts: Annotated[
+        Path, typer.Argument(help="A CSV file, a file with a text a line, or - for stdin.")
+    ] = Path("-"),
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget", "-b", help="A fraction in (0, 1]; without it, all units work."),
+    ] = None,
+    soft: Annotated[
+        bool, typer.Option("--soft", help="Soft gates in place of skipping: no faster.")
+    ] = False,
+    as_csv: Annotated[
+        bool | None,
+        typer.Option(
+            "--csv/--lines",
+            help="What the texts are. \\[default: CSV if the name ends in .csv, else lines]",
+            show_default=False,
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--text", help="A column with the text; several are joined. \\[default: as trained]"
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="A file for the predictions. \\[default: stdout]")
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="csv or jsonl. \\[default: by the name of --out, else csv]"),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Rows in a call of the model.")] = 64,
+    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
+) -> None:
+    """Label texts at a budget: CSV or lines in, labels and probabilities out.
+
+    Texts are read a few at a time, so a file of any size will do. A row that can't be read is
+    named on stderr with its line and left out; the line of each row is in the output.
+    """
+    loaded = load(checkpoint)
+    if loaded.words is None:
+        raise ValueError(f"{checkpoint} was not trained on texts, so it can't read them")
+    model = _model_at(loaded, checkpoint, budget, soft)
+    classes = loaded.notes["classes"]
+    form = form or ("jsonl" if out and out.suffix in (".jsonl", ".json") else "csv")
+    if form not in FORMATS:
+        raise ValueError(f"--format is one of {', '.join(FORMATS)}, not {form!r}")
+    columns = column or loaded.notes["task"].get("text", ["text"])
+    with (
+        _opened(texts) as stream,
+        using_threads(threads),
+        _Watch(stream, texts) as watch,
+        replacing(out) if out else nullcontext() as part,
+        part.open("w", encoding="utf-8") if part else nullcontext(sys.stdout) as target,
+    ):
+        csv_wanted = texts.suffix == ".csv" if as_csv is None else as_csv
+        name = "stdin" if texts == Path("-") else texts.name
+        rows: Iterator[Row | BadRow] = (
+            read_csv(stream, name, columns, None) if csv_wanted else read_lines(stream)
+        )
+        answered = run_predict(model, loaded.words, classes, rows, batch)
+        for line in lines_of(watch.good(answered), classes, form):
+            target.write(line)
+        target.flush()
+    watch.sum_up(name)
+
+
+def _model_at(
+    loaded: Checkpoint, checkpoint: Path, budget: float | None, soft: bool
+) -> Callable[..., object]:
+    """What answers: the model itself, or at a budget the units that it buys."""
+    model = loaded.model.eval()
+    if budget is None:
+        if soft:
+            raise ValueError("--soft needs a --budget")
+        return model
+    check_budget(budget)
+    if not isinstance(model, Elastic):
+        raise ValueError(f"{checkpoint} has no gates, so it has no budgets; leave --budget out")
+    if soft:
+        return partial(model, budget=budget)
+    return Skipping(model).at(budget)
+
+
+@contextmanager
+def _opened(texts: Path) -> Iterator[TextIO]:
+    if texts == Path("-"):
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline="")  # type: ignore[union-attr]
+        yield sys.stdin
+        return
+    if not texts.is_file():
+        raise ValueError(f"there is no file {texts}")
+    with open_text(texts) as stream:
+        yield stream
+
+
+class _Watch:
+    """Shows how far it is, names the rows that can't be read, and counts."""
+
+    def __init__(self, stream: TextIO, texts: Path) -> None:
+        self.stream = stream
+        self.size = texts.stat().st_size if texts.is_file() else None
+        self.rows = self.bad = 0
+        self.started = time.monotonic()
+        self.progress = Progress(
+            TextColumn("predict"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[facts]}"),
+            console=err,
+            transient=True,
+            disable=not err.is_terminal,
+        )
+        self.bar = self.progress.add_task("", total=self.size, facts="")
+
+    def __enter__(self) -> _Watch:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.progress.stop()
+
+    def good(self, answered: Iterable[Prediction | BadRow]) -> Iterator[Prediction]:
+        """The predictions; what is not one is reported and counted."""
+        for answer in answered:
+            if isinstance(answer, BadRow):
+                self.bad += 1
+                if self.bad <= _SHOWN:
+                    _say(f"line {answer.line}: {answer.problem}")
+                continue
+            self.rows += 1
+            if self.rows % 256 == 0:
+                read = self.stream.buffer.tell() if self.size else None
+                facts = f"{self.rows:,} rows, {self.speed:,.0f} rows/s"
+                self.progress.update(self.bar, completed=read, facts=facts)
+            yield answer
+
+    @property
+    def speed(self) -> float:
+        """Rows a second so far."""
+        return self.rows / max(1e-9, time.monotonic() - self.started)
+
+    def sum_up(self, name: str) -> None:
+        """The last word: how many rows, how fast, and how many could not be read."""
+        if self.bad > _SHOWN:
+            _say(f"… and {self.bad - _SHOWN:,} more rows that can't be read")
+        lost = f", {self.bad:,} could not be read" if self.bad else ""
+        _say(f"{name}: {self.rows:,} rows predicted{lost}, {self.speed:,.0f} rows/s")
+
+
+def _say(message: str) -> None:
+    err.print(message, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,150 @@
+"""Predicting: texts in, labels and probabilities out, a few at a time however many there are."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from apportion.benchmark import measure
+from apportion.evaluation import logits_of
+from apportion.tasks import Task
+from apportion.tasks.rows import BadRow, Row, read_csv
+from apportion.tasks.words import Words, pad
+
+FORMATS = ("csv", "jsonl")
+CHUNK = 1024  # rows that are in memory at a time
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of the text on a line: the likeliest class, and how likely each is."""
+
+    line: int
+    label: str
+    probabilities: tuple[float, ...]
+
+
+def predict(
+    model: Callable[..., object],
+    words: Words,
+    classes: Sequence[str],
+    rows: Iterable[Row | BadRow],
+    batch: int = 64,
+    chunk: int = CHUNK,
+) -> Iterator[Prediction | BadRow]:
+    """A prediction for each row, in order; rows that could not be read pass through.
+
+    Rows are taken a chunk at a time, and inside it those of like length go together, so memory
+    does not grow with the input and little is spent on padding.
+    """
+    if batch < 1 or chunk < 1:
+        raise ValueError(f"batch and chunk must be at least 1, not {batch} and {chunk}")
+    rows = iter(rows)
+    while group := list(islice(rows, chunk)):
+        texts = [row.text for row in group if isinstance(row, Row)]
+        answers = iter(_answer(model, words.encode(texts), batch))
+        for row in group:
+            if isinstance(row, BadRow):
+                yield row
+            else:
+                likely = next(answers)
+                yield Prediction(row.line, classes[likely.index(max(likely))], tuple(likely))
+
+
+def batches_of(
+    encoded: Sequence[Sequence[int]], batch: int
+) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    """Positions and inputs of rows in batches, those of like length together."""
+    order = sorted(range(len(encoded)), key=lambda position: len(encoded[position]))
+    for start in range(0, len(order), batch):
+        positions = order[start : start + batch]
+        yield positions, pad([encoded[position] for position in positions])
+
+
+def _answer(
+    model: Callable[..., object], encoded: Sequence[Sequence[int]], batch: int
+) -> list[list[float]]:
+    answers: list[list[float]] = [[]] * len(encoded)
+    for positions, inputs in batches_of(encoded, batch):
+        with torch.inference_mode():
+            likely = logits_of(model(**inputs)).softmax(dim=-1).tolist()
+        for position, row in zip(positions, likely, strict=True):
+            answers[position] = row
+    return answers
+
+
+def lines_of(predictions: Iterable[Prediction], classes: Sequence[str], form: str) -> Iterator[str]:
+    """Predictions as the lines of a file: CSV with a header, or one JSON object a line."""
+    if form not in FORMATS:
+        raise ValueError(f"a format is one of {', '.join(FORMATS)}, not {form!r}")
+    if form == "jsonl":
+        for p in predictions:
+            likely = {name: round(v, 6) for name, v in zip(classes, p.probabilities, strict=True)}
+            facts = {"line": p.line, "label": p.label, "probabilities": likely}
+            yield json.dumps(facts, ensure_ascii=False) + "\n"
+        return
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["line", "label", *(f"p({name})" for name in classes)])
+    for p in predictions:
+        writer.writerow([p.line, p.label, *(f"{v:.6f}" for v in p.probabilities)])
+        yield buffer.getvalue()
+        buffer.seek(0)
+        buffer.truncate()
+    if buffer.tell():  # the header, where there was nothing to predict
+        yield buffer.getvalue()
+
+
+def time_predictions(
+    model: Callable[..., object], task: Task, batch: int, budget: float, repeats: int = 5
+) -> dict[str, Any]:
+    """A record of how much of the bare model's throughput is left when texts are predicted.
+
+    The bare arm calls the model on batches that were encoded before. The other goes all the way,
+    from the text of a CSV file to the lines of another. One thread, arms taking turns.
+    """
+    words, texts = task.words, task.test.texts
+    assert words is not None and texts is not None
+    file = io.StringIO()
+    writer = csv.writer(file)
+    writer.writerow(["text"])
+    writer.writerows([text] for text in texts)
+    encoded = words.encode(texts)
+    ready = [
+        inputs
+        for start in range(0, len(encoded), CHUNK)
+        for _, inputs in batches_of(encoded[start : start + CHUNK], batch)
+    ]
+
+    def bare() -> None:
+        for inputs in ready:
+            model(**inputs)
+
+    def whole() -> int:
+        file.seek(0)
+        answered = predict(model, words, task.classes, read_csv(file, "", ["text"], None), batch)
+        good = (answer for answer in answered if isinstance(answer, Prediction))
+        return sum(len(line) for line in lines_of(good, task.classes, "csv"))
+
+    alone, all_the_way = measure({"bare": bare, "predict": whole}, repeats, warmup=1)
+    return {
+        "kind": "throughput",
+        "budget": budget,
+        "rows": len(texts),
+        "batch": batch,
+        "bare": round(1000 * len(texts) / alone.median_ms, 1),  # rows a second
+        "predict": round(1000 * len(texts) / all_the_way.median_ms, 1),
+        "share": round(all_the_way.speedup, 4),
+        "low": round(all_the_way.low, 4),
+        "high": round(all_the_way.high, 4),
+        "repeats": repeats,
+        "threads": alone.threads,
+    }

@@ -1,0 +1,90 @@
+"""Goals: what an experiment set out to reach, and what its records say of it."""
+
+from __future__ import annotations
+
+import statistics
+
+from apportion.experiment import Experiment, Goal
+from apportion.report.tables import Records, Table, select
+
+
+def goal_table(experiment: Experiment, records: Records) -> Table:
+    """Each goal of the experiment with what was reached."""
+    rows = []
+    for goal in experiment.goals:
+        found = select(records, kind=_kind(goal), method=goal.method, **_where(goal))
+        asked = sum(s.only in (None, goal.budget) for s in experiment.stages_of(goal.method))
+        if not found:
+            reached, met = "not measured", "–"
+        else:
+            reached, held = _judge(goal, found, records)
+            met = "yes" if held else "no"
+            if len(found) < asked:  # part of the runs prove nothing about all of them
+                reached, met = f"{reached} ({len(found)} of {asked} runs)", "not yet"
+        rows.append((goal.name, goal.asks(), reached, met))
+    return Table("goals", "Goals", ("goal", "asked", "reached", "met"), tuple(rows))
+
+
+def _kind(goal: Goal) -> str:
+    if goal.share_of_bound or goal.share_of_cut:
+        return "latency"
+    if goal.throughput:
+        return "throughput"
+    return "monotone" if goal.monotone else "point"
+
+
+def _where(goal: Goal) -> dict[str, object]:
+    if goal.monotone:
+        return {}
+    where: dict[str, object] = {"budget": goal.budget}
+    if goal.throughput is None:
+        where["form"] = goal.form
+    return {**where, "protocol": goal.protocol} if goal.protocol else where
+
+
+def _judge(goal: Goal, found: Records, records: Records) -> tuple[str, bool]:
+    """What was reached, in words, and whether that is what the goal asks for."""
+    if goal.share_of_bound is not None:
+        share = statistics.mean(r["speedup"] / r["bound"] for r in found)
+        return f"{100 * share:.1f} % of the bound", share >= goal.share_of_bound
+    if goal.share_of_cut is not None:
+        where = {**_where(goal), "kind": "latency", "form": "cut"}
+        cut = {r["stage"]: r["speedup"] for r in select(records, method=goal.method, **where)}
+        share = statistics.mean(r["speedup"] / cut[r["stage"]] for r in found)
+        return f"{100 * share:.1f} % of the cut model's speed", share >= goal.share_of_cut
+    if goal.throughput is not None:
+        share = statistics.mean(r["share"] for r in found)
+        lowest = min(r["share"] for r in found)
+        reached = f"mean {100 * share:.1f} %, lowest {100 * lowest:.1f} %"
+        return reached, share >= goal.throughput
+    if goal.monotone:
+        held = sum(bool(r["monotone"]) for r in found)
+        return f"{held} of {len(found)} seeds", held == len(found)
+    accuracy = [100 * p["accuracy"] for p in found]
+    mean, cost = statistics.mean(accuracy), statistics.mean(p["cost"] for p in found)
+    reached = f"mean {mean:.2f} %, lowest {min(accuracy):.2f} %"
+    enough = True
+    if goal.against is not None:
+        difference = _difference(goal, found, records)
+        if difference is None:
+            return f"{reached}; {goal.against} not measured", False
+        reached += f": {difference:+.2f}"
+        enough = round(difference, 2) >= -goal.within
+    if goal.cost is not None:
+        reached += f", at cost {cost:.3f}"
+    return reached, (
+        # Compared as shown: to two digits, and a cost to three.
+        enough
+        and (goal.mean_accuracy is None or round(mean, 2) >= goal.mean_accuracy)
+        and (goal.every_accuracy is None or min(accuracy) > goal.every_accuracy)
+        and (goal.cost is None or round(cost, 3) <= goal.cost)
+    )
+
+
+def _difference(goal: Goal, found: Records, records: Records) -> float | None:
+    """Points that a method is above the one it is compared with, averaged over the seeds."""
+    where = {"method": goal.against, "form": goal.against_form, "budget": goal.against_budget}
+    theirs = {(p["data_seed"], p["seed"]): p for p in select(records, kind="point", **where)}
+    pairs = [(p, theirs.get((p["data_seed"], p["seed"]))) for p in found]
+    differences = [100 * (p["accuracy"] - q["accuracy"]) for p, q in pairs if q is not None]
+    return statistics.mean(differences) if len(differences) == len(pairs) else None

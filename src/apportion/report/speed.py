@@ -1,0 +1,128 @@
+"""Records → tables of measured time, beside what multiply-accumulates allow."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from apportion.experiment import Experiment
+from apportion.report.tables import Records, Table, main_method, mean_sd, percent, select, times
+
+_PROTOCOLS = ("padded", "grouped")
+_CALLED = {"soft": "soft gates", "skip": "hard skip", "cut": "cut model"}
+
+
+def latency_table(records: Records) -> Table:
+    """Measured time of each arm, its speed-up, and what MACs allow."""
+    found = [r for r in select(records, kind="latency") if "protocol" not in r]
+    rows = []
+    for form, budget in dict.fromkeys((r["form"], r["budget"]) for r in found):
+        of_arm = [r for r in found if (r["form"], r["budget"]) == (form, budget)]
+        bound = statistics.mean(r["bound"] for r in of_arm)
+        share = statistics.mean(r["speedup"] / r["bound"] for r in of_arm)
+        low, high = min(r["low"] for r in of_arm), max(r["high"] for r in of_arm)
+        rows.append(
+            (
+                form,
+                f"{budget:.2f}",
+                mean_sd([r["median_ms"] for r in of_arm], 2),
+                times(of_arm),
+                f"{low:.2f} – {high:.2f}",
+                f"{bound:.3f}x",
+                f"{100 * share:.0f} %",
+            )
+        )
+    note = ""
+    if found:
+        r = found[0]
+        note = (
+            f"Batch {r['batch']} x {r['length']}, {r['threads']} thread, {r['runtime']}, "
+            f"{r['repeats']} repeats with arms interleaved; {r['machine']['processor']}. "
+            "Speed-up is the median of paired ratios, averaged over seeds; the interval is the "
+            "widest of the seeds' 95 % intervals."
+        )
+    return Table(
+        "latency",
+        "Measured latency",
+        ("model", "budget", "ms", "speed-up", "95 % interval", "bound by MACs", "share of bound"),
+        tuple(rows),
+        note,
+    )
+
+
+def protocol_table(experiment: Experiment, records: Records) -> Table:
+    """Time over all test rows by the paper's protocol, padded and grouped by length."""
+    found = [r for r in select(records, kind="latency") if "protocol" in r]
+    rows = []
+    for method, form, budget in dict.fromkeys((r["method"], r["form"], r["budget"]) for r in found):
+        if form == "dense" and method != main_method(experiment):
+            continue  # every method has the same dense model in its own turn
+        arm = {"method": method, "form": form, "budget": budget}
+        cells: list[str] = []
+        for protocol in _PROTOCOLS:
+            of_arm = select(records, kind="latency", protocol=protocol, **arm)
+            cells += _timed(of_arm) if of_arm else ["–"] * 4
+        points = _points(records, method, form, budget)
+        cost = mean_sd([p["cost"] for p in points], 3)
+        name = "dense" if form == "dense" else method
+        shown = "all open" if form == "dense" else _CALLED[form]
+        rows.append((name, shown, f"{budget:.2f}", cost, percent(points), *cells))
+    note = ""
+    if found:
+        r = found[0]
+        note = (
+            f"All {r['rows']:,} test rows, encoded before, batch {r['batch']}, "
+            f"{r['threads']} thread, {r['runtime']}, {r['repeats']} repeats with arms taking turns "
+            f"batch by batch; {r['machine']['processor']}. Milliseconds are medians of a seed, "
+            "averaged over seeds; a speed-up is the median of paired ratios of a seed, averaged. "
+            f"Padded: every row has {r['length']} tokens, the paper's protocol. Grouped: rows of "
+            "like length share a batch, as people would run it."
+        )
+    columns = ["method", "evaluated", "budget", "cost", "accuracy"]
+    for protocol in _PROTOCOLS:
+        columns += [f"{protocol}: ms", "speed-up", "bound by MACs", "share of bound"]
+    return Table("protocol", "Measured latency", tuple(columns), tuple(rows), note)
+
+
+def throughput_table(records: Records) -> Table:
+    """Rows a second of predictions from text to label, beside those of the bare model."""
+    found = select(records, kind="throughput")
+    rows = []
+    for budget in sorted({r["budget"] for r in found}):
+        of_budget = [r for r in found if r["budget"] == budget]
+        rows.append(
+            (
+                f"{budget:.2f}",
+                mean_sd([r["bare"] for r in of_budget], 0),
+                mean_sd([r["predict"] for r in of_budget], 0),
+                mean_sd([100 * r["share"] for r in of_budget], 1),
+            )
+        )
+    return Table(
+        "throughput",
+        "Predictions a second",
+        ("budget", "bare model, rows/s", "predict, rows/s", "share, %"),
+        tuple(rows),
+        "One thread. The bare model takes batches that were encoded before; predict reads CSV, "
+        "encodes, calls the model on the same batches and writes CSV.",
+    )
+
+
+def _points(records: Records, method: str, form: str, budget: float) -> list[Mapping[str, Any]]:
+    """The accuracies of a timed arm: skipping and cutting compute what the hard mask does."""
+    if form == "dense":
+        return select(records, kind="point", method="dense", form="dense")
+    form = "soft" if form == "soft" else "hard"
+    return select(records, kind="point", method=method, form=form, budget=budget)
+
+
+def _timed(of_arm: Sequence[Mapping[str, Any]]) -> list[str]:
+    bound = statistics.mean(r["bound"] for r in of_arm)
+    share = statistics.mean(r["speedup"] / r["bound"] for r in of_arm)
+    return [
+        mean_sd([r["median_ms"] for r in of_arm], 0),
+        times(of_arm),
+        f"{bound:.3f}x",
+        f"{100 * share:.1f} %",
+    ]
