@@ -11,6 +11,7 @@ from apportion.allocation import allocate
 from apportion.backbones.encoder import Encoder, EncoderConfig
 from apportion.elastic import Elastic
 from apportion.sites import ARCHITECTURES, find_sites
+from apportion.skipping import Skipping
 from apportion.surgery import cut
 from apportion.units import Allocation
 
@@ -151,6 +152,65 @@ def test_threads_that_ask_for_different_budgets_each_get_their_own(elastic, inpu
         with torch.no_grad():
             for _ in range(20):
                 if not torch.allclose(elastic(**inputs, budget=budget), answer, atol=1e-6):
+                    wrong.append(budget)
+
+    threads = [
+        threading.Thread(target=ask, args=pair) for pair in zip(budgets, expected, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("budget", [0.05, 0.3, 0.5, 0.8, 1.0])
+def test_skipping_equals_hard_and_cut(elastic, inputs, budget):
+    skipping = Skipping(elastic)
+    with torch.no_grad():
+        hard = elastic(**inputs, budget=budget, mode="hard")
+        assert torch.allclose(skipping(**inputs, budget=budget), hard, atol=1e-5)
+        assert torch.equal(skipping(**inputs, budget=budget), elastic.cut(budget)(**inputs))
+        assert torch.equal(skipping(**inputs), elastic(**inputs))
+
+
+def test_skipping_copies_only_what_it_slices(elastic):
+    """All other tensors of a budget's model are those of the whole model, in the same memory."""
+    skipping = Skipping(elastic)
+    whole = {value.untyped_storage().data_ptr() for value in skipping.whole.state_dict().values()}
+    sliced = {name for site in find_sites(elastic.model) for name in (*site.inputs, site.output)}
+    smaller = skipping.at(0.5)
+    for name, value in smaller.state_dict().items():
+        if name.rpartition(".")[0] not in sliced:
+            assert value.untyped_storage().data_ptr() in whole, name
+    full = skipping.at(1.0).state_dict()
+    for name, value in skipping.whole.state_dict().items():
+        assert full[name].data_ptr() == value.data_ptr(), name
+
+
+def test_skipping_keeps_the_weights_of_its_moment(elastic, inputs):
+    skipping = Skipping(elastic).prepare(0.5)
+    with torch.no_grad():
+        before = skipping(**inputs, budget=0.5)
+        for parameter in elastic.parameters():
+            parameter.add_(1.0)
+        assert torch.equal(skipping(**inputs, budget=0.5), before)
+    assert skipping.at(0.5) is skipping.at(0.5)
+
+
+def test_threads_that_skip_at_different_budgets_each_get_their_own(elastic, inputs):
+    skipping = Skipping(elastic)  # nothing prepared: the slices are made while others ask
+    budgets = [0.1, 0.3, 0.5, 0.7, 0.9, None] * 2
+    with torch.no_grad():
+        expected = [elastic(**inputs) if b is None else elastic.cut(b)(**inputs) for b in budgets]
+    wrong: list[float | None] = []
+    together = threading.Barrier(len(budgets))
+
+    def ask(budget, answer):
+        together.wait()
+        with torch.no_grad():
+            for _ in range(20):
+                if not torch.equal(skipping(**inputs, budget=budget), answer):
                     wrong.append(budget)
 
     threads = [

@@ -130,6 +130,7 @@ def test_every_stage_leaves_its_records(ran):
         "dense",
         "soft",
         "hard",
+        "skip",
         "cut",
     }
     for record in have:
@@ -255,7 +256,7 @@ def test_there_is_nothing_to_report_before_a_run(tmp_path):
         ("length = 12", "lenght = 12", r"\[task\] has unknown keys lenght"),
         ("layers = 2", "depth = 2", r"\[model\] has unknown keys depth"),
         ("data = [1, 2]", "rows = 3", r"\[seeds\] has unknown keys rows"),
-        ('kind = "marked"', 'kind = "sonnets"', "kind must be 'marked'"),
+        ('kind = "marked"', 'kind = "sonnets"', "kind must be one of marked, text"),
         ('recipe = "budgeted"', 'recipe = "budgetted"', "unknown recipe 'budgetted'; known: dense"),
         ("epochs = 2", "epoch = 2", "stage 'dense' has unknown keys epoch; known: T, alpha"),
         ('score = "random"', 'score = "dice"', "unknown score 'dice'; known: loss-increase"),

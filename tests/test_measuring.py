@@ -143,11 +143,12 @@ def test_the_interval_is_the_one_of_the_sign_test():
 
 def test_latency_records_say_how_they_were_measured(elastic, task):
     inputs, _ = task.test.batch(torch.arange(8))
-    found = time_budgets(elastic, inputs, (0.5,), repeats=6, threads=1)
+    found = time_budgets(elastic, [inputs], (0.5,), repeats=6, threads=1)
     assert [(r["form"], r["budget"]) for r in found] == [
         ("dense", 1.0),
         ("soft", 0.5),
         ("hard", 0.5),
+        ("skip", 0.5),
         ("cut", 0.5),
     ]
     for record in found:
@@ -155,7 +156,31 @@ def test_latency_records_say_how_they_were_measured(elastic, task):
     assert found[-1]["bound"] > 1.0 == found[1]["bound"]
 
 
-@pytest.mark.parametrize("numbers", [{"repeats": 5}, {"threads": 0}])
+@pytest.mark.parametrize("numbers", [{"repeats": 4}, {"threads": 0}])
 def test_measurements_that_mean_nothing_are_refused(numbers):
     with pytest.raises(ValueError, match="at least"):
         measure({"a": lambda: None}, **numbers)
+
+
+def test_calls_of_an_arm_take_turns_with_those_of_the_others():
+    order = []
+    arms = {
+        name: [lambda name=name, n=n: order.append((n, name)) for n in range(3)] for name in "ab"
+    }
+    found = measure(arms, repeats=5, warmup=0)
+    assert [n for n, _ in order[:6]] == [0, 0, 1, 1, 2, 2]
+    assert sorted(order) == sorted((n, name) for n in range(3) for name in "ab" for _ in range(5))
+    assert {name for _, name in order[::2]} == {"a", "b"}  # neither always goes first
+    assert [latency.repeats for latency in found] == [5, 5]
+    with pytest.raises(ValueError, match="as many calls"):
+        measure({"a": [lambda: None], "b": [lambda: None] * 2}, repeats=5)
+
+
+def test_macs_of_batches_are_averaged_over_their_rows(elastic, task):
+    wide, _ = task.test.batch(torch.arange(6))
+    narrow = {"input_ids": wide["input_ids"][:2, :5]}
+    plain = elastic.plain()
+    dense, *_, smaller = time_budgets(elastic, [wide, narrow], (0.5,), repeats=5, threads=1)
+    assert dense["macs"] == (6 * count_macs(plain, 12) + 2 * count_macs(plain, 5)) // 8
+    assert (smaller["rows"], smaller["batch"], smaller["length"]) == (8, 6, 12)
+    assert smaller["tokens"] == round((6 * 12 + 2 * 5) / 8, 1)

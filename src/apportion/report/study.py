@@ -255,8 +255,8 @@ def accounting_table(experiment: Experiment, records: Records) -> Table:
             for record in ran.values()
             if record["method"] == method and (record["data_seed"], record["seed"]) == cell
         ]
-        if not own:
-            continue
+        if not own or not (own[0]["recipe"] or own[0]["score"]):
+            continue  # not run yet, or a baseline of another kind
         jobs = {key for record in own for key in _trained(record, ran)}
         models = {key for record in own for key in _trained(record, ran)[:1]}
         scored = own[0]["score"] is not None

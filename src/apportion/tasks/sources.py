@@ -98,6 +98,7 @@ def read_hub(name: str, text: Sequence[str], label: str) -> Source:
 def _load_from_hub(name: str) -> Any:
     try:
         import datasets  # not needed to read a folder, and slow to import
+        from huggingface_hub import HfApi, constants
     except ImportError:
         raise ValueError(
             f"there is no folder {name!r}; to read a dataset of the hub by that name, "
@@ -105,13 +106,16 @@ def _load_from_hub(name: str) -> Any:
         ) from None
     path, _, configuration = name.partition(":")
     try:
+        if not (constants.HF_HUB_OFFLINE or Path(path).exists()):
+            HfApi().dataset_info(path, timeout=10)  # one question, where loading would ask for long
         return datasets.load_dataset(path, configuration or None)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        # Its own messages are long, and their first line says what was wrong.
+    except Exception as error:  # whatever the network, the hub or a damaged cache may raise
+        # Their messages are long, and the first line says what was wrong.
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"there is no folder {name!r}, and no dataset of that name could be had from the hub "
-            f"({reason}); without a network, give a folder with train.csv"
+            f"({reason}); without a network give a folder with train.csv, or set HF_HUB_OFFLINE=1 "
+            "if it is in your cache"
         ) from None
 
 

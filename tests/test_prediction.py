@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from test_cli import run
+from texts import CLUES, folder, rows, write
+
+from apportion.checkpoint import load
+from apportion.evaluation import evaluate
+from apportion.experiment import task_of
+from apportion.prediction import Prediction, lines_of, predict, time_predictions
+from apportion.tasks.rows import BadRow, Row
+
+TRAIN = "--length 16 --layers 2 --hidden 16 --feedforward 32 --epochs 20 --budgeted-epochs 3"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    home = tmp_path_factory.mktemp("trained")
+    data = folder(home / "data", train=240)
+    command = [sys.executable, "-m", "apportion.cli", "train", "--data", str(data)]
+    command += [*TRAIN.split(), "--out", str(home / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return home, done
+
+
+@pytest.fixture(scope="module")
+def checkpoint(trained):
+    return trained[0] / "run" / "checkpoint"
+
+
+def test_train_on_a_folder_leaves_a_checkpoint_that_reads_texts(trained, checkpoint):
+    home, done = trained
+    assert "data: 216 train, 24 validation, 30 test rows of 3 classes" in done.stderr
+    loaded = load(checkpoint)
+    assert loaded.notes["classes"] == sorted(CLUES)
+    assert loaded.words is not None
+    assert (checkpoint / "tokenizer.json").exists()
+    page = (home / "run" / "report.html").read_text(encoding="utf-8")
+    for shown in ("The texts", "Predictions a second", "padded", "grouped"):
+        assert shown in page
+
+
+def test_the_encoder_learns_the_texts(checkpoint):
+    loaded = load(checkpoint)
+    task = task_of(loaded.notes["task"]).build()
+    assert evaluate(loaded.model, task.test).accuracy > 0.7  # chance is a third
+
+
+@pytest.mark.parametrize("budget", [None, 0.5])
+def test_predictions_are_those_of_the_model_row_by_row(checkpoint, tmp_path, capsys, budget):
+    texts = [text for _, text in rows(70, 300)]
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    asked = [] if budget is None else ["-b", str(budget)]
+    out = tmp_path / "out.jsonl"
+    words = ["predict", str(checkpoint), str(tmp_path / "texts.txt"), "--out", str(out)]
+    code, _, err = run(capsys, *words, *asked, "--batch", "8")
+    assert code == 0 and "70 rows predicted" in err and "rows/s" in err
+    answers = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [answer["line"] for answer in answers] == list(range(1, 71))
+    loaded = load(checkpoint)
+    model = loaded.model if budget is None else loaded.model.cut(budget)
+    for text, answer in zip(texts, answers, strict=True):
+        ids = torch.tensor(loaded.words.encode([text]))
+        with torch.no_grad():
+            likely = model(ids).softmax(dim=-1)[0].tolist()
+        assert list(answer["probabilities"].values()) == pytest.approx(likely, abs=2e-5)
+        assert answer["label"] == loaded.notes["classes"][likely.index(max(likely))]
+
+
+def test_bad_rows_are_named_and_the_others_are_answered(checkpoint, tmp_path, capsys):
+    path = tmp_path / "in.csv"
+    write(
+        path, [("1", "a match"), ("2", ""), ("3", "x" * 200_000), ("4", "a bank")], ("id", "text")
+    )
+    path.write_bytes(path.read_bytes() + b"5,caf\xe9\n6,orbit,extra\n7,rocket\n")
+    code, out, err = run(capsys, "predict", str(checkpoint), str(path), "-b", "0.75")
+    assert code == 0
+    found = list(csv.DictReader(io.StringIO(out)))
+    assert [row["line"] for row in found] == ["2", "5", "8"]
+    assert set(found[0]) == {"line", "label", *(f"p({name})" for name in sorted(CLUES))}
+    for says in ("line 3: the text is empty", "line 4: a text too long", "line 6: not UTF-8"):
+        assert says in err
+    assert "line 7: 3 fields in place of 2" in err
+    assert "3 rows predicted, 4 could not be read" in err
+
+
+def test_stdin_is_read_and_stdout_written_as_a_stream(checkpoint):
+    command = [sys.executable, "-m", "apportion.cli", "predict", str(checkpoint)]
+    texts = "a match\n\nthe bank and the stock\n"
+    done = subprocess.run(command, input=texts, capture_output=True, text=True, check=True)
+    assert [row["line"] for row in csv.DictReader(io.StringIO(done.stdout))] == ["1", "3"]
+    table = 'n,text\n1,"a match, a ""goal"""\n'
+    command += ["-", "--csv", "--format", "jsonl", "--soft", "-b", "0.5"]
+    done = subprocess.run(command, input=table, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["line"] == 2
+
+
+def test_nothing_is_left_half_written(checkpoint, tmp_path, capsys):
+    out = tmp_path / "out.csv"
+    out.write_text("mine")
+    (tmp_path / "in.csv").write_text("title\nx\n")
+    words = ["predict", str(checkpoint), str(tmp_path / "in.csv"), "--out", str(out)]
+    code, _, err = run(capsys, *words)
+    assert code == 2 and "in.csv, line 1: there is no column 'text'; the columns are 'title'" in err
+    assert out.read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+    code, _, _ = run(capsys, *words, "--text", "title")
+    assert code == 0 and out.read_text().startswith("line,label,")
+
+
+def test_requests_that_make_no_sense_are_refused(checkpoint, trained, tmp_path, capsys):
+    (tmp_path / "in.txt").write_text("x\n")
+    texts = str(tmp_path / "in.txt")
+    small = tmp_path / "small"
+    run(capsys, "cut", str(checkpoint), "-b", "0.5", "--out", str(small))
+    for words, says in (
+        ((str(checkpoint), str(tmp_path / "none.txt")), "there is no file"),
+        ((str(checkpoint), texts, "-b", "1.5"), "a budget is a fraction in (0, 1]"),
+        ((str(checkpoint), texts, "--soft"), "--soft needs a --budget"),
+        ((str(checkpoint), texts, "--format", "xml"), "--format is one of csv, jsonl"),
+        ((str(checkpoint), texts, "--batch", "0"), "batch and chunk must be at least 1"),
+        ((str(small), texts, "-b", "0.5"), "has no gates"),
+    ):
+        code, _, err = run(capsys, "predict", *words)
+        assert code == 2 and says in err
+    code, out, _ = run(capsys, "predict", str(small), texts)
+    assert code == 0 and len(out.splitlines()) == 2  # a cut model keeps its words
+
+
+def test_memory_does_not_grow_with_the_input(checkpoint):
+    """Rows are taken only as their predictions are asked for."""
+    loaded = load(checkpoint)
+    taken = 0
+
+    def endless():
+        nonlocal taken
+        while True:
+            taken += 1
+            yield BadRow(taken, "bad") if taken % 5 == 0 else Row(taken, "a match")
+
+    answers = predict(loaded.model, loaded.words, loaded.notes["classes"], endless(), chunk=50)
+    first = [next(answers) for _ in range(120)]
+    assert taken == 150
+    assert [answer.line for answer in first] == list(range(1, 121))
+
+
+def test_no_rows_give_a_header_and_nothing_else():
+    assert list(lines_of([], ["a", "b"], "csv")) == ["line,label,p(a),p(b)\n"]
+    assert list(lines_of([], ["a"], "jsonl")) == []
+    assert list(lines_of([Prediction(3, "a,b", (1.0,))], ["a,b"], "csv")) == [
+        'line,label,"p(a,b)"\n3,"a,b",1.000000\n'
+    ]
+
+
+def test_throughput_compares_with_the_bare_model(checkpoint):
+    loaded = load(checkpoint)
+    task = task_of(loaded.notes["task"]).build()
+    record = time_predictions(loaded.model, task, batch=8, budget=1.0)
+    assert record["rows"] == 30
+    assert 0 < record["low"] <= record["share"] <= record["high"]
+
+
+def test_a_text_checkpoint_is_swept_and_timed_on_its_own_rows(checkpoint, trained, capsys):
+    code, out, _ = run(capsys, "sweep", str(checkpoint), "-b", "0.5", "--json")
+    assert code == 0
+    assert {point["rows"] for point in json.loads(out)["points"]} == {30}
+    code, out, _ = run(capsys, "bench", str(checkpoint), "-b", "0.5", "--repeats", "5", "--json")
+    assert code == 0 and {record["length"] for record in json.loads(out)} == {16}
+    moved = trained[0] / "moved"
+    (trained[0] / "data").rename(moved)
+    code, _, err = run(capsys, "sweep", str(checkpoint), "-b", "0.5")
+    assert code == 2 and "there is no folder" in err
+    code, _, _ = run(capsys, "sweep", str(checkpoint), "-b", "0.5", "--data", str(moved))
+    assert code == 0
+
+
+def test_a_checkpoint_of_another_task_reads_no_texts(encoder, tmp_path, capsys):
+    from apportion.checkpoint import Checkpoint, save
+
+    save(Checkpoint(encoder), tmp_path / "marked")
+    code, _, err = run(capsys, "predict", str(tmp_path / "marked"))
+    assert code == 2 and "was not trained on texts" in err
