@@ -11,7 +11,7 @@ help:
 	@echo "make demo    set up, train the marked-token model, print its table, write runs/demo/report.html"
 	@echo "make test    set up and run the whole test suite"
 	@echo "make check   set up, then lint, types and layers"
-	@echo "make study   set up and run the synthetic study (what has records is not run again)"
+	@echo "make study   set up and run the studies (what has records is not run again)"
 	@echo "make docs    write the tables of README and docs anew from the records"
 	@echo "make clean   remove the virtual environment and the caches, not the runs"
 
@@ -33,15 +33,21 @@ check: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py
 
+# Where the texts of AG News are, as a folder; without it they come from the hub.
+AG_NEWS ?=
+
 study: $(VENV)/ready
 	$(BIN)/apportion run experiments/marked-64.toml --jobs 2
 	$(BIN)/apportion run experiments/marked-64-ablation.toml --jobs 2
+	$(BIN)/apportion run experiments/ag-news.toml --jobs 2 $(if $(AG_NEWS),--data $(AG_NEWS))
 
 docs: $(VENV)/ready
 	$(BIN)/apportion report experiments/marked-64.toml --out runs/marked-64/report.html \
 		--fill README.md --fill docs/marked-64.md --figures docs/figures
 	$(BIN)/apportion report experiments/marked-64-ablation.toml \
 		--out runs/marked-64-ablation/report.html --fill docs/marked-64-ablation.md
+	$(BIN)/apportion report experiments/ag-news.toml --out runs/ag-news/report.html \
+		--fill README.md --fill docs/ag-news.md --figures docs/figures
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

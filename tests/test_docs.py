@@ -16,21 +16,25 @@ from apportion.report.markdown import fill
 from apportion.report.study import study_tables
 
 HOME = Path(__file__).parent.parent
-FILLED = {
-    "README.md": "marked-64",
-    "docs/marked-64.md": "marked-64",
-    "docs/marked-64-ablation.md": "marked-64-ablation",
-}
+PAGES = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
+STUDIES = sorted((HOME / "experiments").glob("*.toml"))
 
 
-@pytest.mark.parametrize(("page", "experiment"), FILLED.items())
-def test_every_table_is_the_one_that_the_records_give(page, experiment):
-    file = HOME / "experiments" / f"{experiment}.toml"
+@pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)
+def test_every_table_is_the_one_that_the_records_give(file):
     plan = read_experiment(file)
     tables = study_tables(plan, current(plan, records.read(results_of(file))))
-    text = (HOME / page).read_text(encoding="utf-8")
-    assert "<!-- table: " in text
-    assert fill(text, tables) == text, "run `make docs`"
+    pages = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    marked = [page for page, text in pages.items() if f"<!-- table: {plan.name}/" in text]
+    assert marked, "no page shows this study"
+    for page in marked:
+        assert fill(pages[page], plan.name, tables) == pages[page], "run `make docs`"
+
+
+def test_every_marked_table_is_of_a_study_that_exists():
+    for page in PAGES:
+        named = re.findall(r"<!-- table: ([\w-]+)/", page.read_text(encoding="utf-8"))
+        assert set(named) <= {read_experiment(file).name for file in STUDIES}, page.name
 
 
 def test_the_readmes_example_runs():
@@ -58,6 +62,6 @@ def test_the_makefile_has_both_commands_of_the_readme():
 
 
 def test_every_link_in_the_docs_leads_somewhere():
-    for page in [HOME / "README.md", *(HOME / "docs").glob("*.md")]:
+    for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} → {target}"

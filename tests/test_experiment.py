@@ -231,13 +231,14 @@ def test_the_report_shows_every_table_and_picture(ran, tmp_path):
 def test_marked_tables_are_filled_and_unknown_ones_refused(ran):
     _, plan, have, _ = ran
     tables = study_tables(plan, have)
-    text = "before\n<!-- table: grid -->\nold\n<!-- end of table -->\nafter"
-    filled = fill(text, tables)
+    text = "before\n<!-- table: small/grid -->\nold\n<!-- end of table -->\nafter"
+    filled = fill(text, plan.name, tables)
     assert "old" not in filled
     assert "data seed 2" in filled
-    assert fill(filled, tables) == filled
+    assert fill(filled, plan.name, tables) == filled
+    assert fill(text, "another", tables) == text
     with pytest.raises(ValueError, match="no table 'grud'"):
-        fill(text.replace("grid", "grud"), tables)
+        fill(text.replace("grid", "grud"), plan.name, tables)
 
 
 def test_there_is_nothing_to_report_before_a_run(tmp_path):

@@ -84,6 +84,7 @@ def test_the_public_names_are_these():
         "Checkpoint",
         "Elastic",
         "Recipe",
+        "Skipping",
         "Units",
         "allocate",
         "cut",

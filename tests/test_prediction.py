@@ -102,6 +102,16 @@ def test_stdin_is_read_and_stdout_written_as_a_stream(checkpoint):
     assert json.loads(done.stdout)["line"] == 2
 
 
+def test_a_reader_that_has_enough_ends_it_quietly(checkpoint, tmp_path):
+    (tmp_path / "in.txt").write_text("a match\n" * 20_000)
+    command = (
+        f"{sys.executable} -m apportion.cli predict {checkpoint} {tmp_path / 'in.txt'} | head -n 2"
+    )
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stdout.startswith("line,label") and len(done.stdout.splitlines()) == 2
+    assert "Traceback" not in done.stderr and "Broken pipe" not in done.stderr
+
+
 def test_nothing_is_left_half_written(checkpoint, tmp_path, capsys):
     out = tmp_path / "out.csv"
     out.write_text("mine")

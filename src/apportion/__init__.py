@@ -6,6 +6,7 @@ from apportion.checkpoint import Checkpoint, load, save
 from apportion.elastic import Elastic
 from apportion.evaluation import evaluate, sweep
 from apportion.recipes import Recipe, recipe
+from apportion.skipping import Skipping
 from apportion.surgery import cut
 from apportion.training import fit
 from apportion.units import Allocation, Units
@@ -17,6 +18,7 @@ __all__ = [
     "Checkpoint",
     "Elastic",
     "Recipe",
+    "Skipping",
     "Units",
     "allocate",
     "cut",

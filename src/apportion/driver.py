@@ -50,8 +50,7 @@ def run(
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, not {jobs}")
-    have = records.read(results)
-    todo = [stage for stage in experiment.stages if not is_done(stage, have)]
+    todo, to_time = unfinished(experiment, records.read(results))
     if jobs == 1:
         for number, stage in enumerate(todo):
             watcher.started(stage, len(todo) - number)
@@ -60,14 +59,22 @@ def run(
             watcher.finished(stage, time.monotonic() - started)
     elif todo:
         _run_in_parallel(todo, runs, results, watcher, jobs)
-    for stage in experiment.stages:
-        if stage.latency and not _is_timed(stage, have):
-            watcher.started(stage, 1)
-            started = time.monotonic()
-            new = time_stage(stage, runs, progress=partial(watcher.timing, stage))
-            records.append(results, *new)
-            watcher.finished(stage, time.monotonic() - started)
+    for number, stage in enumerate(to_time):
+        watcher.started(stage, len(to_time) - number)
+        started = time.monotonic()
+        new = time_stage(stage, runs, progress=partial(watcher.timing, stage))
+        records.append(results, *new)
+        watcher.finished(stage, time.monotonic() - started)
     return current(experiment, records.read(results))
+
+
+def unfinished(
+    experiment: Experiment, have: Iterable[Mapping[str, Any]]
+) -> tuple[list[Stage], list[Stage]]:
+    """The stages that have yet to be run, and those that have yet to be timed."""
+    have = list(have)
+    todo = [stage for stage in experiment.stages if not is_done(stage, have)]
+    return todo, [s for s in experiment.stages if s.latency and not _is_timed(s, have)]
 
 
 def _is_timed(stage: Stage, have: Iterable[Mapping[str, Any]]) -> bool:

@@ -32,6 +32,9 @@ def main() -> NoReturn:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ValueError("the command line runs as one process; to use several, call `fit`")
         app()
+    except BrokenPipeError:
+        # Whoever read the output has enough of it; what Python would flush at exit has no reader.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, *_WRONG_PATH) as error:
         _fail(error, 2)
     except OSError as error:

@@ -24,7 +24,10 @@ from apportion.tasks import SPLITS, Task
 from apportion.tasks.text import Text
 
 
-@app.command()
+@app.command(
+    epilog="[bold]apportion train --data reviews/ --out runs/mine[/] trains on reviews/train.csv, "
+    "columns label and text. [bold]apportion train[/] alone is the demo."
+)
 def train(
     into: Annotated[
         Path, typer.Option("--out", help="Folder for the checkpoint, the records and the report.")
@@ -41,7 +44,9 @@ def train(
         list[str] | None,
         typer.Option(help="A column with the text; several are joined. \\[default: text]"),
     ] = None,
-    label: Annotated[str, typer.Option(help="The column with the class.")] = "label",
+    label: Annotated[
+        str | None, typer.Option(help="The column with the class. \\[default: label]")
+    ] = None,
     length: Annotated[
         int | None, typer.Option(help="Tokens in a sequence. \\[default: 32, of texts 128]")
     ] = None,
@@ -70,7 +75,9 @@ def train(
         int | None,
         typer.Option(help="Epochs of the dense warm start. \\[default: 12, for texts 8]"),
     ] = None,
-    budgeted_epochs: Annotated[int, typer.Option(help="Epochs of budgeted training.")] = 6,
+    budgeted_epochs: Annotated[
+        int | None, typer.Option(help="Epochs of budgeted training. \\[default: 6, for texts 4]")
+    ] = None,
     lam: Annotated[
         float | None, typer.Option(help="Weight of the cost. \\[default: 0.05, for texts 0.02]")
     ] = None,
@@ -88,6 +95,8 @@ def train(
     measured. Stopped or killed, the same command goes on where it was; when all is done, it only
     prints the table.
     """
+    if not data and (text or label):
+        raise ValueError("--text and --label name columns of texts; say where they are with --data")
     kind = "text" if data else "marked"
     given = {
         "length": length,
@@ -95,12 +104,12 @@ def train(
         "heads": heads,
         "feedforward": feedforward,
         "epochs": epochs,
+        "budgeted_epochs": budgeted_epochs,
         "lam": lam,
         "beta": beta,
     }
     numbers: dict[str, Any] = {
         "hidden": hidden,
-        "budgeted_epochs": budgeted_epochs,
         "seed": seed,
         "data_seed": data_seed,
         **_DEFAULTS[kind],
@@ -114,7 +123,7 @@ def train(
             validation=held_out,
             test=held_out,
             text=tuple(text or ("text",)),
-            label=label,
+            label=label or "label",
             seed=data_seed,
         )
         numbers |= _facts_of(spec)
@@ -145,6 +154,7 @@ _DEFAULTS = {
         "heads": 8,
         "feedforward": 128,
         "epochs": 12,
+        "budgeted_epochs": 6,
         "lam": 0.05,
         "beta": 4.0,
     },
@@ -154,6 +164,7 @@ _DEFAULTS = {
         "heads": 4,
         "feedforward": 256,
         "epochs": 8,
+        "budgeted_epochs": 4,
         "lam": 0.02,
         "beta": 2.0,
     },
@@ -222,7 +233,9 @@ def report(
     have = experiment.current(plan, records.read(results_of(file)))
     where = page or file.with_name("report.html")
     tables = study_tables(plan, have)
-    filled = {target: fill(target.read_text(encoding="utf-8"), tables) for target in into or ()}
+    filled = {
+        target: fill(target.read_text(encoding="utf-8"), plan.name, tables) for target in into or ()
+    }
     write_page(plan, have, where)
     for target, text in filled.items():
         records.write_text(target, text)
@@ -239,7 +252,7 @@ def results_of(file: Path) -> Path:
 
 
 def _run(plan: experiment.Experiment, runs: Path, results: Path, jobs: int) -> list[dict[str, Any]]:
-    if isinstance(plan.task, Text):
+    if isinstance(plan.task, Text) and any(driver.unfinished(plan, records.read(results))):
         # Bad rows are found before any training, and people see what they train on.
         _show_data(plan.task.build())
     try:

@@ -27,7 +27,10 @@ from apportion.tasks.rows import BadRow, Row, open_text, read_csv, read_lines
 _SHOWN = 20  # bad rows that are named one by one
 
 
-@app.command()
+@app.command(
+    epilog="[bold]apportion predict runs/mine/checkpoint new.csv -b 0.5 --out labels.csv[/] "
+    "or, a text a line, [bold]cat texts | apportion predict runs/mine/checkpoint[/]"
+)
 def predict(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder.", show_default=False)],
     texts: Annotated[
@@ -83,7 +86,7 @@ def predict(
         using_threads(threads),
         _Watch(stream, texts) as watch,
         replacing(out) if out else nullcontext() as part,
-        part.open("w", encoding="utf-8") if part else nullcontext(sys.stdout) as target,
+        part.open("w", encoding="utf-8", newline="") if part else nullcontext(sys.stdout) as target,
     ):
         csv_wanted = texts.suffix == ".csv" if as_csv is None else as_csv
         name = "stdin" if texts == Path("-") else texts.name
@@ -118,6 +121,8 @@ def _model_at(
 def _opened(texts: Path) -> Iterator[TextIO]:
     if texts == Path("-"):
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline="")  # type: ignore[union-attr]
+        if sys.stdin.isatty():
+            _say("reading texts from the terminal, one a line; Ctrl-D ends them")
         yield sys.stdin
         return
     if not texts.is_file():

@@ -113,8 +113,9 @@ def equal_pretraining(experiment: Experiment, records: Records) -> Picture | Non
         _curve(axes, points, label, number, line=method == "budgeted", annotate=True)
     axes.set(xlabel="cost paid (mean gate mass)", ylabel="test accuracy")
     axes.set_xlim(0, None)
-    low = min(axes.dataLim.y0, 0.995)
-    axes.set_ylim(low - 0.1 * (1 - low), 1 + 0.15 * (1 - low))  # room for the labels, not more
+    low, high = axes.dataLim.y0, axes.dataLim.y1
+    room = max(high - low, 0.005)
+    axes.set_ylim(low - 0.15 * room, high + 0.2 * room)  # for the labels
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=2))
     axes.legend(frameon=False, loc="lower right")
     return Picture(

@@ -1,6 +1,6 @@
 """Tables inside Markdown files, written anew from the records.
 
-<!-- table: core -->
+<!-- table: ag-news/core -->
 …whatever stands here is replaced…
 <!-- end of table -->
 """
@@ -12,17 +12,21 @@ from collections.abc import Sequence
 
 from apportion.report.tables import Table
 
-_PLACE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+_PLACE = re.compile(
+    r"(<!-- table: (?P<study>[\w-]+)/(?P<name>[\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL
+)
 
 
-def fill(text: str, tables: Sequence[Table]) -> str:
-    """The text with each marked place holding its table."""
+def fill(text: str, study: str, tables: Sequence[Table]) -> str:
+    """The text with each place that is marked for a study holding its table."""
     by_name = {table.name: table for table in tables}
 
     def replace(match: re.Match[str]) -> str:
         name = match["name"]
+        if match["study"] != study:
+            return match[0]
         if name not in by_name:
-            raise ValueError(f"there is no table {name!r}; there are {', '.join(by_name)}")
-        return f"{match[1]}{by_name[name].markdown()}\n{match[3]}"
+            raise ValueError(f"{study} has no table {name!r}; it has {', '.join(by_name)}")
+        return f"{match[1]}{by_name[name].markdown()}\n{match[4]}"
 
     return _PLACE.sub(replace, text)
