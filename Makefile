@@ -33,13 +33,14 @@ check: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py
 
-# Where the texts of AG News are, as a folder; without it they come from the hub.
+# The folder with the texts of AG News that the study was run on; they are not part of the project.
 AG_NEWS ?=
 
 study: $(VENV)/ready
 	$(BIN)/apportion run experiments/marked-64.toml --jobs 2
 	$(BIN)/apportion run experiments/marked-64-ablation.toml --jobs 2
-	$(BIN)/apportion run experiments/ag-news.toml --jobs 2 $(if $(AG_NEWS),--data $(AG_NEWS))
+	$(if $(AG_NEWS),$(BIN)/apportion run experiments/ag-news.toml --jobs 2 --data $(AG_NEWS),\
+		@echo "AG News is left out; make study AG_NEWS=FOLDER runs it")
 
 docs: $(VENV)/ready
 	$(BIN)/apportion report experiments/marked-64.toml --out runs/marked-64/report.html \

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 
 import pytest
@@ -196,6 +198,26 @@ def test_skipping_keeps_the_weights_of_its_moment(elastic, inputs):
             parameter.add_(1.0)
         assert torch.equal(skipping(**inputs, budget=0.5), before)
     assert skipping.at(0.5) is skipping.at(0.5)
+
+
+def test_skipping_survives_what_is_done_to_models(elastic, inputs):
+    skipping = Skipping(elastic)
+    assert not skipping.training
+    with torch.inference_mode():
+        answer = skipping(**inputs, budget=0.5)  # slices made here must be good elsewhere
+    assert torch.equal(skipping(**inputs, budget=0.5), answer)
+    skipping(**inputs, budget=0.5).sum().backward()
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(skipping)))
+    with torch.no_grad():
+        for parameter in skipping.whole.parameters():
+            parameter.zero_()
+        assert torch.equal(copied(**inputs, budget=0.5), answer)
+        doubled = copied.double()(**inputs, budget=0.5)
+    assert doubled.dtype == torch.float64
+    assert torch.allclose(doubled, answer.double(), atol=1e-4)
+    for budget in torch.linspace(0.01, 1.0, 200).tolist():
+        copied.at(budget)
+    assert len(copied._of_budget) <= 64
 
 
 def test_threads_that_skip_at_different_budgets_each_get_their_own(elastic, inputs):

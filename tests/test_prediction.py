@@ -3,8 +3,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,7 +87,7 @@ def test_bad_rows_are_named_and_the_others_are_answered(checkpoint, tmp_path, ca
     found = list(csv.DictReader(io.StringIO(out)))
     assert [row["line"] for row in found] == ["2", "5", "8"]
     assert set(found[0]) == {"line", "label", *(f"p({name})" for name in sorted(CLUES))}
-    for says in ("line 3: the text is empty", "line 4: a text too long", "line 6: not UTF-8"):
+    for says in ("line 3: the text is empty", "line 4: a text of more than", "line 6: not UTF-8"):
         assert says in err
     assert "line 7: 3 fields in place of 2" in err
     assert "3 rows predicted, 4 could not be read" in err
@@ -112,6 +114,29 @@ def test_a_reader_that_has_enough_ends_it_quietly(checkpoint, tmp_path):
     assert "Traceback" not in done.stderr and "Broken pipe" not in done.stderr
 
 
+def test_predictions_reach_stdout_though_stderr_is_a_terminal(checkpoint, tmp_path):
+    (tmp_path / "in.txt").write_text("a match\n" * 600)
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "apportion.cli", "predict", str(checkpoint)]
+    process = subprocess.Popen(
+        [*command, str(tmp_path / "in.txt")], stdout=subprocess.PIPE, stderr=theirs, text=True
+    )
+    os.close(theirs)
+    out, _ = process.communicate(timeout=60)
+    os.close(ours)
+    assert process.returncode == 0
+    assert len(out.splitlines()) == 601
+
+
+def test_a_pipe_is_read_and_a_device_is_not_replaced(checkpoint):
+    command = f"{sys.executable} -m apportion.cli predict {checkpoint} <(echo a match) --out "
+    for out in ("/dev/stdout", "/dev/null"):
+        done = subprocess.run(["bash", "-c", command + out], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("line,label") == (out == "/dev/stdout")
+    assert not Path("/dev/null").is_file()
+
+
 def test_nothing_is_left_half_written(checkpoint, tmp_path, capsys):
     out = tmp_path / "out.csv"
     out.write_text("mine")
@@ -134,6 +159,7 @@ def test_requests_that_make_no_sense_are_refused(checkpoint, trained, tmp_path, 
         ((str(checkpoint), str(tmp_path / "none.txt")), "there is no file"),
         ((str(checkpoint), texts, "-b", "1.5"), "a budget is a fraction in (0, 1]"),
         ((str(checkpoint), texts, "--soft"), "--soft needs a --budget"),
+        ((str(checkpoint), texts, "--out", texts), "--out is the file of the texts"),
         ((str(checkpoint), texts, "--format", "xml"), "--format is one of csv, jsonl"),
         ((str(checkpoint), texts, "--batch", "0"), "batch and chunk must be at least 1"),
         ((str(small), texts, "-b", "0.5"), "has no gates"),
@@ -172,9 +198,17 @@ def test_no_rows_give_a_header_and_nothing_else():
 def test_throughput_compares_with_the_bare_model(checkpoint):
     loaded = load(checkpoint)
     task = task_of(loaded.notes["task"]).build()
-    record = time_predictions(loaded.model, task, batch=8, budget=1.0)
+    rows = []
+
+    def model(**inputs):
+        rows.append(len(inputs["input_ids"]))
+        return loaded.model(**inputs)
+
+    record = time_predictions(model, task, batch=8, budget=1.0, repeats=5)
     assert record["rows"] == 30
-    assert 0 < record["low"] <= record["share"] <= record["high"]
+    # Both arms call the model on the same batches: one round to warm up, five that count.
+    assert sum(rows) == 2 * 6 * 30 and sorted(set(rows)) == [6, 8]
+    assert record["share"] == pytest.approx(record["predict"] / record["bare"], rel=0.5)
 
 
 def test_a_text_checkpoint_is_swept_and_timed_on_its_own_rows(checkpoint, trained, capsys):
@@ -183,12 +217,19 @@ def test_a_text_checkpoint_is_swept_and_timed_on_its_own_rows(checkpoint, traine
     assert {point["rows"] for point in json.loads(out)["points"]} == {30}
     code, out, _ = run(capsys, "bench", str(checkpoint), "-b", "0.5", "--repeats", "5", "--json")
     assert code == 0 and {record["length"] for record in json.loads(out)} == {16}
-    moved = trained[0] / "moved"
-    (trained[0] / "data").rename(moved)
-    code, _, err = run(capsys, "sweep", str(checkpoint), "-b", "0.5")
-    assert code == 2 and "there is no folder" in err
-    code, _, _ = run(capsys, "sweep", str(checkpoint), "-b", "0.5", "--data", str(moved))
-    assert code == 0
+    data, moved = trained[0] / "data", trained[0] / "moved"
+    data.rename(moved)
+    try:
+        code, _, err = run(capsys, "sweep", str(checkpoint), "-b", "0.5")
+        assert code == 2 and "there is no folder" in err
+        code, _, _ = run(capsys, "sweep", str(checkpoint), "-b", "0.5", "--data", str(moved))
+        assert code == 0
+    finally:
+        moved.rename(data)
+    code, _, err = run(
+        capsys, "sweep", str(checkpoint), "--data", str(folder(trained[0] / "b", 60))
+    )
+    assert code == 2 and "not those that were asked for" in err
 
 
 def test_a_checkpoint_of_another_task_reads_no_texts(encoder, tmp_path, capsys):

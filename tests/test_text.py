@@ -9,9 +9,10 @@ import pytest
 import torch
 from texts import CLUES, folder, rows, write
 
+from apportion.tasks.rows import read_csv
 from apportion.tasks.sources import read_hub, read_source
 from apportion.tasks.text import Text
-from apportion.tasks.words import UNKNOWN, Words, pad
+from apportion.tasks.words import Words, pad
 
 AG_NEWS = Path(__file__).parent.parent.parent / "shared" / "data" / "ag_news"
 
@@ -48,7 +49,7 @@ def test_shares_are_those_of_the_file_when_classes_are_uneven(tmp_path):
 
 def test_no_row_is_in_two_splits_and_test_rows_come_from_the_test_file(task, data):
     texts = [set(task.split(name).texts) for name in ("train", "validation", "test")]
-    assert not texts[0] & texts[1]
+    assert not texts[0] & texts[1] and not texts[2] & (texts[0] | texts[1])
     with (data / "test.csv").open(encoding="utf-8", newline="") as file:
         assert texts[2] <= {row["text"] for row in csv.DictReader(file)}
 
@@ -114,6 +115,17 @@ def test_the_official_files_have_no_header(tmp_path):
     assert task.classes == tuple(sorted(CLUES))
     assert len(task.train) + len(task.validation) == 60  # the first line is a row, too
     assert all(text.startswith("A title ") for text in task.test.texts)
+    (tmp_path / "classes.txt").write_text("one\ntwo\n")
+    with pytest.raises(ValueError, match="names 2 classes, and there is a '3'"):
+        Text(str(tmp_path)).build()
+
+
+def test_class_names_may_be_counted_from_nought(tmp_path):
+    number = {name: str(n) for n, name in enumerate(CLUES)}
+    write(tmp_path / "train.csv", [(number[label], text) for label, text in rows(60, 1)])
+    (tmp_path / "classes.txt").write_text("\ufeff" + "\n".join(CLUES), encoding="utf-8")
+    source = read_source(str(tmp_path), ["text"], "label")
+    assert [(row.label, row.text) for row in source.train.rows] == rows(60, 1)
 
 
 def test_batches_are_as_wide_as_their_longest_row_and_hold_every_row_once(task):
@@ -188,7 +200,7 @@ BAD = {
     "a million characters": (
         [*GOOD, ("sport", "x" * 1_000_000)],
         ("label", "text"),
-        r"train.csv, line 22: a text too long",
+        r"train.csv, line 22: a text of more than 131,072 characters",
     ),
     "header only": ([], ("label", "text"), r"train.csv has no rows"),
     "several": (
@@ -223,6 +235,51 @@ def test_lines_are_counted_as_an_editor_does(tmp_path):
         Text(str(tmp_path)).build()
 
 
+def test_a_quote_that_is_left_open_is_named_and_swallows_nothing():
+    lines = ["text\n", "fine\n", '"open\n', "also fine\n", '"over\n', 'two lines"\n', "x\n"]
+    found = list(read_csv(lines, "in.csv", ["text"], None))
+    assert [(row.line, getattr(row, "text", None)) for row in found] == [
+        (2, "fine"),
+        (3, None),  # which took the line below with it, and the quote of the fifth
+        (4, "also fine"),
+        (5, "over\ntwo lines"),
+        (7, "x"),
+    ]
+    found = list(read_csv(["text\n", '"never closed\n', "b\n", "c\n"], "in.csv", ["text"], None))
+    assert [(row.line, getattr(row, "text", None)) for row in found] == [
+        (2, None),
+        (3, "b"),
+        (4, "c"),
+    ]
+    assert "a quote is left open" in found[0].problem
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\xff\xfel\x00a\x00b\x00", "line 1: not UTF-8"),
+        (b"\n\n", "is empty"),
+        (
+            b"\nlabel,body\na,b\n",
+            "line 2: there is no column 'text'; the columns are 'label', 'body'",
+        ),
+        (b"x" * 99 + b"\n", "the columns are 'x{39}…'"),
+    ],
+)
+def test_a_first_line_that_is_no_header_is_named(tmp_path, content, says):
+    (tmp_path / "train.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=says):
+        Text(str(tmp_path)).build()
+
+
+def test_files_of_other_systems_are_read(tmp_path):
+    """A byte-order mark, and lines that end in carriage return and line feed."""
+    lines = "".join(f"{label},{text}\r\n" for label, text in rows(60, 1))
+    content = b"\xef\xbb\xbflabel,text\r\n" + lines.encode()
+    (tmp_path / "train.csv").write_bytes(content)
+    assert Text(str(tmp_path)).build().classes == tuple(sorted(CLUES))
+
+
 def test_a_label_that_training_never_saw_is_named(tmp_path):
     write(tmp_path / "train.csv", GOOD)
     write(tmp_path / "test.csv", [*GOOD[:4], ("weather", "rain")])
@@ -254,11 +311,26 @@ def test_numbers_that_make_no_task_are_refused(numbers):
 
 
 def test_a_name_without_a_network_says_what_to_do(monkeypatch, tmp_path):
+    says = r"no folder 'nobody/nothing'.*without a network give"
+
+    def unreachable(*args, **kwargs):
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", unreachable)
+    with pytest.raises(ValueError, match=says):
+        Text("nobody/nothing").build()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
-    with pytest.raises(ValueError, match=r"no folder 'nobody/nothing'.*without a network give"):
+    with pytest.raises(ValueError, match=says):
         Text("nobody/nothing").build()
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "/nowhere", "~/nowhere", "a/b/c", "a folder/b"])
+def test_a_path_that_leads_nowhere_is_not_asked_of_the_hub(path, monkeypatch):
+    monkeypatch.setattr("apportion.tasks.sources.read_hub", lambda *_: pytest.fail("asked the hub"))
+    with pytest.raises(ValueError, match="there is no folder"):
+        Text(path).build()
 
 
 def test_a_dataset_of_the_hub_is_read_by_its_columns_and_class_names(tmp_path, monkeypatch):
@@ -283,6 +355,19 @@ def test_a_dataset_of_the_hub_is_read_by_its_columns_and_class_names(tmp_path, m
         read_hub(str(home), ["body"], "label")
 
 
+def test_labels_that_the_hub_keeps_secret_are_no_split(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    home = tmp_path / "repository"
+    home.mkdir()
+    for split, labels in (("train", [0, 1] * 9), ("test", [-1] * 4)):
+        columns = {"text": ["some text"] * len(labels), "label": labels}
+        datasets.Dataset.from_dict(columns).to_parquet(home / f"{split}.parquet")
+    source = read_hub(str(home), ["text"], "label")
+    assert source.test is None and {row.label for row in source.train.rows} == {"0", "1"}
+
+
 @pytest.mark.skipif(not AG_NEWS.exists(), reason="the shared copy of AG News is not here")
 def test_real_texts_are_read_whole():
     source = read_source(str(AG_NEWS), ["text"], "label")
@@ -291,4 +376,3 @@ def test_real_texts_are_read_whole():
     assert task.classes == ("Business", "Sci/Tech", "Sports", "World")
     assert task.facts["splits"]["test"]["duplicates"] == 0
     assert torch.equal(task.test.labels.bincount(), torch.full((4,), 50))
-    assert UNKNOWN not in task.train.texts[0]

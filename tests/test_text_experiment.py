@@ -15,7 +15,7 @@ from apportion.report.page import write_page
 from apportion.report.study import study_tables
 from apportion.report.tables import select
 from apportion.schedule import drop_words, row_order
-from apportion.stages import new_encoder
+from apportion.stages import new_encoder, run_stage
 from apportion.tasks.text import Text
 from apportion.training import fit
 
@@ -184,6 +184,23 @@ def test_goals_may_be_relative(ran):
     assert asked["dense against words"] == "≥ tfidf baseline - 100"
 
 
+def test_a_goal_is_open_while_what_it_is_compared_with_has_not_run(ran):
+    _, plan, have = ran
+    early = [record for record in have if record["method"] != "tfidf"]
+    (row, *_) = goal_table(plan, early).rows
+    assert row[2].endswith("tfidf not measured") and row[3] == "not yet"
+
+
+def test_a_model_of_other_rows_is_not_measured_on_these(ran, tmp_path):
+    """Without a digest in the file, the name of the data is all that a stage's key knows of it."""
+    home, plan, _ = ran
+    other = read_experiment(home / "study.toml", folder(tmp_path / "other", train=150))
+    stage = other.stages_of("dense")[0]
+    assert stage.key == plan.stages_of("dense")[0].key
+    with pytest.raises(ValueError, match="was trained on other rows"):
+        run_stage(stage, home / "runs")
+
+
 def test_the_page_of_a_text_study_is_written(ran, tmp_path):
     _, plan, have = ran
     write_page(plan, have, tmp_path / "page.html")
@@ -201,6 +218,10 @@ def test_the_page_of_a_text_study_is_written(ran, tmp_path):
         ("optimisation = [7, 13]", "optimisation = [7]", "as many seeds"),
         ("each = [0.5]", "each = [0.25]", "'static', which is not one earlier stage"),
         ("word_dropout = 0.2", "word_dropout = 2.0", "word_dropout must be in"),
+        ('from = "dense"', 'from = "tfidf"', "a baseline without a model"),
+        ('against = "tfidf"', 'against = "nobody"', "is of 'nobody', which is no stage"),
+        ('protocol = "padded"', "", "has a protocol"),
+        ("train = 60", 'train = "many"', "train must be a whole number or nothing, not 'many'"),
     ],
 )
 def test_a_mistake_in_a_text_study_is_named(before, after, says):

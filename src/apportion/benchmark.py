@@ -60,7 +60,7 @@ def measure(
     with using_threads(threads), torch.inference_mode():
         for turn in range(-warmup, repeats):
             for part in range(count):
-                for name in names if (turn + part) % 2 else reversed(names):
+                for name in _turned(names, turn + part):
                     started = time.perf_counter()
                     calls[name][part]()
                     elapsed = time.perf_counter() - started
@@ -85,6 +85,13 @@ def measure(
             )
         )
     return results
+
+
+def _turned(names: list[str], turn: int) -> list[str]:
+    """The names in another order each turn: who goes first moves on, and the direction changes."""
+    first = turn // 2 % len(names)
+    order = names[first:] + names[:first]
+    return order[::-1] if turn % 2 else order
 
 
 def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
@@ -136,7 +143,8 @@ def time_budgets(
     computes = {("dense", 1.0): plain}  # the model whose multiply-accumulates an arm spends
     for budget in budgets:
         allocation = model.allocation(budget, floor)
-        smaller = cut(plain, allocation)
+        # Skipping shares memory between budgets; so do these, or caches would favour the one.
+        smaller = cut(plain, allocation, share=True)
         of_form = {
             "soft": (_calls_on(model, batches, budget=budget), plain),
             "hard": (_calls_on(model, batches, allocation=allocation), plain),

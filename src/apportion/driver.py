@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from itertools import product
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from threading import Thread
@@ -78,8 +79,12 @@ def unfinished(
 
 
 def _is_timed(stage: Stage, have: Iterable[Mapping[str, Any]]) -> bool:
-    timed = {r["budget"] for r in have if r.get("kind") == "latency" and r["stage"] == stage.key}
-    return timed >= set(stage.timed_at)
+    timed = {
+        (r.get("protocol"), r["budget"])
+        for r in have
+        if r.get("kind") == "latency" and r["stage"] == stage.key
+    }
+    return timed >= set(product(stage.protocols, stage.timed_at))
 
 
 def _run_in_parallel(

@@ -12,6 +12,7 @@ from apportion.backbones.encoder import EncoderConfig
 from apportion.baselines import BASELINES
 from apportion.evaluation import SWEEP
 from apportion.gates import check_budget
+from apportion.goals import Goal
 from apportion.recipes import Recipe, recipe
 from apportion.schema import check
 from apportion.scoring import SOURCES
@@ -40,50 +41,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Goal:
-    """What an experiment sets out to reach; accuracies in percent."""
-
-    name: str
-    method: str
-    form: str = "soft"
-    budget: float = 1.0
-    mean_accuracy: float | None = None  # at least
-    every_accuracy: float | None = None  # each seed above
-    cost: float | None = None  # at most
-    against: str | None = None  # a method to compare with, seed by seed
-    against_form: str = "dense"
-    against_budget: float = 1.0
-    within: float = 0.0  # points that it may be below that method
-    share_of_bound: float | None = None  # measured speed-up over the bound, at least
-    share_of_cut: float | None = None  # measured speed-up over that of the cut model, at least
-    protocol: str | None = None  # of the timing: padded or grouped
-    throughput: float | None = None  # of predictions, as a share of the bare model's, at least
-    monotone: bool = False
-
-    def asks(self) -> str:
-        """The goal in words."""
-        parts = []
-        if self.mean_accuracy is not None:
-            parts.append(f"mean ≥ {self.mean_accuracy:g} %")
-        if self.every_accuracy is not None:
-            parts.append(f"every seed > {self.every_accuracy:g} %")
-        if self.against is not None:
-            above = f"≥ {self.against}" + (f" {self.against_form}" * (self.against_form != "dense"))
-            parts.append(above + (f" - {self.within:g}" if self.within else ""))
-        if self.cost is not None:
-            parts.append(f"cost ≤ {self.cost:g}")
-        if self.share_of_bound is not None:
-            parts.append(f"≥ {100 * self.share_of_bound:g} % of the bound by MACs")
-        if self.share_of_cut is not None:
-            parts.append(f"≥ {100 * self.share_of_cut:g} % of the cut model's speed")
-        if self.throughput is not None:
-            parts.append(f"≥ {100 * self.throughput:g} % of the bare model's rows a second")
-        if self.monotone:
-            parts.append("monotone for every seed")
-        return ", ".join(parts)
-
-
-@dataclass(frozen=True)
 class Experiment:
     """An experiment file, checked."""
 
@@ -97,6 +54,7 @@ class Experiment:
     stages: tuple[Stage, ...]
     rows: tuple[Row, ...] = ()
     goals: tuple[Goal, ...] = ()
+    paired: bool = False  # each optimisation seed has the data seed of its place
     beside_paper: str = ""  # what to know before comparing with the paper's numbers
 
     @property
@@ -173,6 +131,8 @@ def _experiment(data: dict[str, Any], folder: Path | None) -> Experiment:
     for section, kind in (("row", Row), ("goal", Goal)):
         for row in data.get(section, ()):
             check(f"[[{section}]]", row, get_type_hints(kind))
+    goals = tuple(Goal(**row) for row in data.get("goal", ()))
+    _check_goals(goals, stages)
     return Experiment(
         name=data["name"],
         title=data.get("title", data["name"]),
@@ -183,7 +143,8 @@ def _experiment(data: dict[str, Any], folder: Path | None) -> Experiment:
         budgets=budgets,
         stages=tuple(stages),
         rows=tuple(Row(**row) for row in data.get("row", ())),
-        goals=tuple(Goal(**row) for row in data.get("goal", ())),
+        goals=goals,
+        paired=paired,
         beside_paper=data.get("beside_paper", ""),
     )
 
@@ -289,13 +250,22 @@ def _check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
             raise ValueError(f"unknown baseline {stage.baseline!r}; known: {', '.join(BASELINES)}")
         if stage.parent or stage.teacher or each or stage.latency or numbers:
             raise ValueError(f"stage {stage.method!r} is a baseline: it needs nothing else")
+        if not isinstance(stage.task, Text):
+            raise ValueError(f"stage {stage.method!r} is a baseline of texts; the task has none")
         return
+    for source in (stage.parent, stage.teacher):
+        if source is not None and source.baseline is not None:
+            raise ValueError(
+                f"stage {stage.method!r} refers to {source.method!r}, a baseline without a model"
+            )
     if stage.recipe is None:
         if stage.score not in SOURCES:
             raise ValueError(f"unknown score {stage.score!r}; known: {', '.join(SOURCES)}")
         if stage.parent is None or each or stage.latency or numbers:
             raise ValueError(f"stage {stage.method!r} has a score: it needs 'from', and no more")
         return
+    if stage.recipe.word_dropout and not isinstance(stage.task, Text):
+        raise ValueError(f"stage {stage.method!r} has word_dropout; the task has no words")
     dense = stage.recipe.objective == "dense"
     if dense and (each or stage.latency):
         raise ValueError(
@@ -303,6 +273,20 @@ def _check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
         )
     if dense and stage.parent and stage.parent.recipe and stage.parent.recipe.objective != "dense":
         raise ValueError(f"stage {stage.method!r} trains a plain model, its parent has gates")
+
+
+def _check_goals(goals: Iterable[Goal], stages: Iterable[Stage]) -> None:
+    """Complains of a goal that no record could ever meet."""
+    of_method = {stage.method: stage for stage in stages}
+    for goal in goals:
+        for method in filter(None, (goal.method, goal.against)):
+            if method not in of_method:
+                raise ValueError(f"[[goal]] {goal.name!r} is of {method!r}, which is no stage")
+        timed = goal.share_of_bound is not None or goal.share_of_cut is not None
+        if timed and (goal.protocol is None) == isinstance(of_method[goal.method].task, Text):
+            raise ValueError(
+                f"[[goal]] {goal.name!r}: timing of texts, and no other, has a protocol"
+            )
 
 
 _FILE = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -20,6 +22,7 @@ from apportion.tasks.rows import BadRow, Row, read_csv
 from apportion.tasks.words import Words, pad
 
 FORMATS = ("csv", "jsonl")
+_PARALLEL = "TOKENIZERS_PARALLELISM"
 CHUNK = 1024  # rows that are in memory at a time
 
 
@@ -103,6 +106,20 @@ def lines_of(predictions: Iterable[Prediction], classes: Sequence[str], form: st
         yield buffer.getvalue()
 
 
+@contextmanager
+def _one_thread_for_words() -> Iterator[None]:
+    """Encodes with one thread inside; the library takes as many as there are cores."""
+    before = os.environ.get(_PARALLEL)
+    os.environ[_PARALLEL] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_PARALLEL]
+        else:
+            os.environ[_PARALLEL] = before
+
+
 def time_predictions(
     model: Callable[..., object], task: Task, batch: int, budget: float, repeats: int = 5
 ) -> dict[str, Any]:
@@ -134,7 +151,8 @@ def time_predictions(
         good = (answer for answer in answered if isinstance(answer, Prediction))
         return sum(len(line) for line in lines_of(good, task.classes, "csv"))
 
-    alone, all_the_way = measure({"bare": bare, "predict": whole}, repeats, warmup=1)
+    with _one_thread_for_words():
+        alone, all_the_way = measure({"bare": bare, "predict": whole}, repeats, warmup=1)
     return {
         "kind": "throughput",
         "budget": budget,

@@ -36,7 +36,10 @@ def row_order(
     if lengths is None:
         return order
     order = torch.cat(
-        [pool[lengths[pool].argsort()] for pool in torch.split(order, _POOL * batch_size)]
+        [
+            pool[lengths[pool].argsort(stable=True)]
+            for pool in torch.split(order, _POOL * batch_size)
+        ]
     )
     whole = rows // batch_size
     batches = order[: whole * batch_size].view(whole, batch_size)

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-_CALLED = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_CALLED = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    type(None): "nothing",
+}
 
 
 def check(where: str, data: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
@@ -22,7 +28,7 @@ def check(where: str, data: Mapping[str, Any], hints: Mapping[str, Any]) -> None
             if get_origin(hint) is tuple:
                 needed = f"a list, each {_CALLED.get(get_args(hint)[0], 'a table')}"
             elif get_args(hint) and get_origin(hint) is not dict:
-                needed = " or ".join(repr(one) for one in get_args(hint))
+                needed = " or ".join(_CALLED.get(one, repr(one)) for one in get_args(hint))
             raise ValueError(f"{where} {name} must be {needed}, not {value!r}")
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from apportion.allocation import allocate
 from apportion.elastic import Elastic
 from apportion.surgery import cut
-from apportion.units import Allocation
 
 _BUDGETS = 64  # as many different budgets are remembered
 
@@ -28,30 +27,48 @@ class Skipping(nn.Module):
 
     def __init__(self, elastic: Elastic, floor: int = 0) -> None:
         super().__init__()
-        self.whole = elastic.plain().eval()
-        self.units, self.floor = elastic.units, floor
+        self.whole = elastic.plain()
         self.gates = copy.deepcopy(elastic.gates)
-        self._of_budget = lru_cache(_BUDGETS)(self._slice)
-        self._of_allocation = lru_cache(_BUDGETS)(self._cut)
+        self.units, self.floor = elastic.units, floor
+        self._of_budget: dict[float, nn.Module] = {}
+        self._of_kept: dict[tuple[bool, ...], nn.Module] = {}
+        self.eval()
 
     def forward(self, *args: Any, budget: float | None = None, **kwargs: Any) -> Any:
         """What the budget's units compute; without a budget, what all of them do."""
-        model = self.whole if budget is None else self._of_budget(budget)
+        model = self.whole if budget is None else self.at(budget)
         return model(*args, **kwargs)
 
     def prepare(self, *budgets: float) -> Skipping:
         """Makes the slices of some budgets now, so that the first call is as fast as the next."""
         for budget in budgets:
-            self._of_budget(budget)
+            self.at(budget)
         return self
 
     def at(self, budget: float) -> nn.Module:
         """The model that answers at a budget; it shares this one's memory."""
-        return self._of_budget(budget)
+        known = self._of_budget.get(budget)
+        if known is not None:
+            return known
+        # Slices outlive this call, so they must not be tensors of inference mode.
+        with torch.inference_mode(False), torch.no_grad():
+            kept = allocate(self.gates(budget), self.units, budget, self.floor)
+            model = self._of_kept.get(kept.kept)
+            if model is None:
+                model = cut(self.whole, kept, share=True).eval()
+        if len(self._of_budget) >= _BUDGETS:
+            self._forget()
+        # Two threads may both have made it; one of the two is kept, and either is right.
+        model = self._of_kept.setdefault(kept.kept, model)
+        self._of_budget[budget] = model
+        return model
 
-    @torch.no_grad()
-    def _slice(self, budget: float) -> nn.Module:
-        return self._of_allocation(allocate(self.gates(budget), self.units, budget, self.floor))
+    def _forget(self) -> None:
+        self._of_budget.clear()
+        self._of_kept.clear()
 
-    def _cut(self, allocation: Allocation) -> nn.Module:
-        return cut(self.whole, allocation, share=True).eval()
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Skipping:
+        """What `to` and its kind do to the weights, the slices can't follow: they are made anew."""
+        self._forget()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self

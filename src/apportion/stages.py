@@ -28,10 +28,11 @@ from apportion.recipes import Recipe
 from apportion.records import provenance
 from apportion.scoring import SOURCES
 from apportion.skipping import Skipping
-from apportion.tasks import Task, TaskSpec
+from apportion.tasks import Split, Task, TaskSpec
+from apportion.tasks.text import Text
 from apportion.training import Tick, fit
 
-_BATCH = 64  # rows in a timed call, as in the paper
+_BATCH, _TIMED = 64, 2000  # rows in a timed call and in all, as in the paper
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ class Stage:
         return self.budgets if self.only is None else (self.only,)
 
     @property
+    def protocols(self) -> tuple[str | None, ...]:
+        """How its rows are put together when it is timed; where all are alike, there is one way."""
+        return ("padded", "grouped") if isinstance(self.task, Text) else (None,)
+
+    @property
     def names(self) -> dict[str, Any]:
         """What each of its records says of where it belongs."""
         return {
@@ -116,19 +122,33 @@ def has_model(stage: Stage, runs: Path) -> bool:
     return has_checkpoint(checkpoint_folder(stage, runs))
 
 
-def produce(stage: Stage, runs: Path, progress: Callable[[Tick], None] | None = None) -> Checkpoint:
-    """The stage's model: from its folder, or trained now (and first those that it comes from)."""
+def produce(
+    stage: Stage,
+    runs: Path,
+    progress: Callable[[Tick], None] | None = None,
+    task: Task | None = None,
+) -> Checkpoint:
+    """The stage's model: from its folder, or trained now (and first those that it comes from).
+
+    All stages that it comes from have its task, so that is built once.
+    """
     folder = checkpoint_folder(stage, runs)
     state = runs / f"{folder.name}.state"
     if has_checkpoint(folder):
         state.unlink(missing_ok=True)  # of a kill right after the checkpoint was saved
-        return load(folder)
-    task = stage.task.build()
-    parent = produce(stage.parent, runs, progress) if stage.parent else None
+        loaded = load(folder)
+        if task and loaded.notes["data"] != task.digest():
+            raise ValueError(
+                f"{folder} was trained on other rows than there are now: was the data changed? "
+                "Choose another folder, or remove it to train again"
+            )
+        return loaded
+    task = task or stage.task.build()
+    parent = produce(stage.parent, runs, progress, task) if stage.parent else None
     if stage.recipe is None:
         assert parent is not None
         return parent
-    teacher = produce(stage.teacher, runs, progress).model if stage.teacher else None
+    teacher = produce(stage.teacher, runs, progress, task).model if stage.teacher else None
     start = parent.model if parent else new_encoder(task, stage.model, stage.seed)
     if stage.recipe.objective != "dense" and not isinstance(start, Elastic):
         start = Elastic(start, length=task.length)
@@ -172,8 +192,8 @@ def run_stage(
     """Trains and measures one stage; the last record says that all of them are there."""
     if stage.baseline is not None:
         return _run_baseline(stage)
-    checkpoint = produce(stage, runs, progress)
     task = stage.task.build()
+    checkpoint = produce(stage, runs, progress, task)
     model = checkpoint.model
     if stage.score is not None:
         measured = _measure_scores(stage, model, task)
@@ -268,12 +288,12 @@ def time_stage(
 ) -> list[dict[str, Any]]:
     """Latency of a stage's model at each of its budgets, one thread, all arms side by side.
 
-    Tasks of texts go by the paper's protocol, all test rows five times, padded to the whole
+    Tasks of texts go by the paper's protocol, 2,000 test rows five times, padded to the whole
     length as the paper has them and grouped by length as people would run them. Others, whose
     rows are all alike, take one batch many times.
     """
-    model = produce(stage, runs).model
     task = stage.task.build()
+    model = produce(stage, runs, task=task).model
     assert isinstance(model, Elastic) and stage.recipe
     floor = stage.recipe.floor
     if task.words is None:
@@ -281,8 +301,9 @@ def time_stage(
         timed = time_budgets(model, [inputs], stage.timed_at, 41, 1, floor, progress=progress)
     else:
         timed = []
-        for protocol in ("padded", "grouped"):
-            batches = [b for b, _ in task.test.batches(_BATCH, padded=protocol == "padded")]
+        rows = Split(*task.test.batch(torch.arange(min(_TIMED, len(task.test))), padded=True))
+        for protocol in stage.protocols:
+            batches = [b for b, _ in rows.batches(_BATCH, padded=protocol == "padded")]
             of_protocol = time_budgets(
                 model, batches, stage.timed_at, 5, 1, floor, ("soft", "skip", "cut"), 1, progress
             )

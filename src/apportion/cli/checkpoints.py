@@ -229,7 +229,10 @@ def _elastic(checkpoint: Path, data: Path | None) -> tuple[Elastic, Task]:
         task = task_of(spec, data)
     except ValueError as error:
         raise ValueError(f"the task that {checkpoint} names can't be built: {error}") from None
-    return model, task.build()
+    built = task.build()
+    if loaded.notes.get("data") not in (None, built.digest()):
+        raise ValueError(f"{checkpoint} was trained on other rows than there are now")
+    return model, built
 
 
 def _needs_gates(model: torch.nn.Module, checkpoint: Path) -> Elastic:

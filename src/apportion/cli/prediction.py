@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -18,11 +18,11 @@ from apportion.checkpoint import Checkpoint, load
 from apportion.cli.app import app, err
 from apportion.elastic import Elastic
 from apportion.gates import check_budget
-from apportion.prediction import FORMATS, Prediction, lines_of
+from apportion.prediction import CHUNK, FORMATS, Prediction, lines_of
 from apportion.prediction import predict as run_predict
 from apportion.records import replacing
 from apportion.skipping import Skipping
-from apportion.tasks.rows import BadRow, Row, open_text, read_csv, read_lines
+from apportion.tasks.rows import BadRow, open_text, read_csv, read_lines
 
 _SHOWN = 20  # bad rows that are named one by one
 
@@ -73,29 +73,33 @@ def predict(
     named on stderr with its line and left out; the line of each row is in the output.
     """
     loaded = load(checkpoint)
-    if loaded.words is None:
+    classes = loaded.notes.get("classes")
+    if loaded.words is None or classes is None:
         raise ValueError(f"{checkpoint} was not trained on texts, so it can't read them")
     model = _model_at(loaded, checkpoint, budget, soft)
-    classes = loaded.notes["classes"]
     form = form or ("jsonl" if out and out.suffix in (".jsonl", ".json") else "csv")
     if form not in FORMATS:
         raise ValueError(f"--format is one of {', '.join(FORMATS)}, not {form!r}")
-    columns = column or loaded.notes["task"].get("text", ["text"])
+    if out and texts.exists() and out.exists() and out.samefile(texts):
+        raise ValueError("--out is the file of the texts; choose another")
+    columns = column or loaded.notes.get("task", {}).get("text", ["text"])
+    stdin = texts == Path("-")
+    name = "stdin" if stdin else texts.name
+    csv_wanted = texts.suffix.lower() == ".csv" if as_csv is None else as_csv
     with (
+        _target(out) as target,
         _opened(texts) as stream,
         using_threads(threads),
         _Watch(stream, texts) as watch,
-        replacing(out) if out else nullcontext() as part,
-        part.open("w", encoding="utf-8", newline="") if part else nullcontext(sys.stdout) as target,
     ):
-        csv_wanted = texts.suffix == ".csv" if as_csv is None else as_csv
-        name = "stdin" if texts == Path("-") else texts.name
-        rows: Iterator[Row | BadRow] = (
-            read_csv(stream, name, columns, None) if csv_wanted else read_lines(stream)
-        )
-        answered = run_predict(model, loaded.words, classes, rows, batch)
+        rows = read_csv(stream, name, columns, None) if csv_wanted else read_lines(stream)
+        # Who types wants an answer to each line; what comes in bulk is faster many at a time.
+        chunk = 1 if stdin and sys.stdin.isatty() else CHUNK
+        answered = run_predict(model, loaded.words, classes, rows, batch, chunk)
         for line in lines_of(watch.good(answered), classes, form):
             target.write(line)
+            if chunk == 1:
+                target.flush()
         target.flush()
     watch.sum_up(name)
 
@@ -114,7 +118,22 @@ def _model_at(
         raise ValueError(f"{checkpoint} has no gates, so it has no budgets; leave --budget out")
     if soft:
         return partial(model, budget=budget)
-    return Skipping(model).at(budget)
+    # The floor that it was trained and measured with.
+    last = (loaded.notes.get("recipes") or [{}])[-1]
+    return Skipping(model, last.get("floor", 0)).at(budget)
+
+
+@contextmanager
+def _target(out: Path | None) -> Iterator[TextIO]:
+    """Where predictions go: a file that appears when it is whole, a device, or stdout."""
+    if out is None:
+        yield sys.stdout
+    elif out.exists() and not out.is_file():
+        with out.open("w", encoding="utf-8", newline="") as file:
+            yield file
+    else:
+        with replacing(out) as part, part.open("w", encoding="utf-8", newline="") as file:
+            yield file
 
 
 @contextmanager
@@ -124,11 +143,11 @@ def _opened(texts: Path) -> Iterator[TextIO]:
         if sys.stdin.isatty():
             _say("reading texts from the terminal, one a line; Ctrl-D ends them")
         yield sys.stdin
-        return
-    if not texts.is_file():
+    elif not texts.exists() or texts.is_dir():
         raise ValueError(f"there is no file {texts}")
-    with open_text(texts) as stream:
-        yield stream
+    else:
+        with open_text(texts) as stream:
+            yield stream
 
 
 class _Watch:
@@ -146,6 +165,8 @@ class _Watch:
             console=err,
             transient=True,
             disable=not err.is_terminal,
+            redirect_stdout=False,  # what goes there is data, not for this console
+            redirect_stderr=False,
         )
         self.bar = self.progress.add_task("", total=self.size, facts="")
 

@@ -194,7 +194,7 @@ def speed(experiment: Experiment, records: Records) -> Picture | None:
     return Picture(
         "speed",
         "Measured speed",
-        "Measured speed of the cut models; bars show the widest 95 % interval of the seeds.",
+        "Measured speed of the cut models; bars show the widest interval of the seeds.",
         figure,
     )
 
@@ -207,7 +207,8 @@ def _curve(
     line: bool,
     annotate: bool = False,
 ) -> None:
-    colour, marker = _COLOURS[number % 8], _MARKERS[number % 8]
+    # Past the eighth method colours come again, and markers by another step: no pair does.
+    colour, marker = _COLOURS[number % 8], _MARKERS[(number + 3 * (number // 8)) % 8]
     budgets = sorted({p["budget"] for p in points})
     groups = [[p for p in points if p["budget"] == b] for b in budgets]
     cost = [statistics.mean(p["cost"] for p in group) for group in groups]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from apportion.experiment import Experiment, Goal
+from apportion.experiment import Experiment
+from apportion.goals import Goal
 from apportion.report.tables import Records, Table, select
 
 
@@ -18,7 +19,7 @@ def goal_table(experiment: Experiment, records: Records) -> Table:
             reached, met = "not measured", "–"
         else:
             reached, held = _judge(goal, found, records)
-            met = "yes" if held else "no"
+            met = {True: "yes", False: "no", None: "not yet"}[held]
             if len(found) < asked:  # part of the runs prove nothing about all of them
                 reached, met = f"{reached} ({len(found)} of {asked} runs)", "not yet"
         rows.append((goal.name, goal.asks(), reached, met))
@@ -26,9 +27,9 @@ def goal_table(experiment: Experiment, records: Records) -> Table:
 
 
 def _kind(goal: Goal) -> str:
-    if goal.share_of_bound or goal.share_of_cut:
+    if goal.share_of_bound is not None or goal.share_of_cut is not None:
         return "latency"
-    if goal.throughput:
+    if goal.throughput is not None:
         return "throughput"
     return "monotone" if goal.monotone else "point"
 
@@ -42,8 +43,8 @@ def _where(goal: Goal) -> dict[str, object]:
     return {**where, "protocol": goal.protocol} if goal.protocol else where
 
 
-def _judge(goal: Goal, found: Records, records: Records) -> tuple[str, bool]:
-    """What was reached, in words, and whether that is what the goal asks for."""
+def _judge(goal: Goal, found: Records, records: Records) -> tuple[str, bool | None]:
+    """What was reached, in words, and whether that is what the goal asks for, if it is known."""
     if goal.share_of_bound is not None:
         share = statistics.mean(r["speedup"] / r["bound"] for r in found)
         return f"{100 * share:.1f} % of the bound", share >= goal.share_of_bound
@@ -67,7 +68,7 @@ def _judge(goal: Goal, found: Records, records: Records) -> tuple[str, bool]:
     if goal.against is not None:
         difference = _difference(goal, found, records)
         if difference is None:
-            return f"{reached}; {goal.against} not measured", False
+            return f"{reached}; {goal.against} not measured", None
         reached += f": {difference:+.2f}"
         enough = round(difference, 2) >= -goal.within
     if goal.cost is not None:

@@ -108,7 +108,7 @@ def _method_table(experiment: Experiment, records: Records, name: str) -> Table:
                 f"{row.budget:.2f}",
                 row.form,
                 str(len(points)),
-                mean_sd([p["cost"] for p in points], 3),
+                "–" if row.form == "baseline" else mean_sd([p["cost"] for p in points], 3),
                 percent(points),
                 f"{100 * min(p['accuracy'] for p in points):.2f}",
             )
@@ -198,7 +198,7 @@ def grid_table(experiment: Experiment, records: Records) -> Table:
             where = {"method": "dense", "form": "dense", "data_seed": data_seed, "seed": seed}
             cells.append(percent(select(records, kind="point", **where)))
         rows.append((f"data seed {data_seed}", *cells))
-    if len(rows) < 2:
+    if len(rows) < 2 or experiment.paired:
         rows = []
     return Table(
         "grid",

@@ -40,7 +40,7 @@ class Split:
     def batch(self, rows: Tensor, padded: bool = False) -> tuple[dict[str, Tensor], Tensor]:
         """The inputs and labels of some rows; `padded` keeps the width that they are stored in."""
         inputs = {name: values[rows] for name, values in self.inputs.items()}
-        if self.lengths is not None and not padded:
+        if self.lengths is not None and not padded and len(rows):
             width = int(self.lengths[rows].max())
             inputs = {name: values[:, :width] for name, values in inputs.items()}
         return inputs, self.labels[rows]

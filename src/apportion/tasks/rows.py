@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+LONGEST = 131_072  # characters of a text: also where the csv module gives up
+
 
 @dataclass(frozen=True)
 class Row:
@@ -39,33 +41,30 @@ def read_csv(
     The first line names the columns. The official files of AG News and DBpedia14 have no such
     line: there the first column is the class, a number, and the others are the text.
     """
-    reader = csv.reader(stream)
-    first = _next(reader, 1)
+    records = _records(stream)
+    line, first = next(records, (1, None))
     if first is None:
         raise ValueError(f"{where} is empty")
-    if isinstance(first, BadRow):
-        raise ValueError(f"{where}, line 1: {first.problem}")
+    if isinstance(first, BadRow) or any(map(_is_broken, first)):
+        problem = first.problem if isinstance(first, BadRow) else _NOT_UTF8
+        raise ValueError(f"{where}, line {line}: {problem}")
     names = [name.strip() for name in first]
     wanted = [*text, *([label] if label else [])]
     missing = [name for name in wanted if name not in names]
-    bare = bool(missing) and len(names) > 1 and names[0].isdigit()
+    bare = bool(missing) and len(names) > 1 and names[0].isdecimal()
     if missing and not bare:
+        columns = ", ".join(repr(name if len(name) <= 40 else name[:39] + "…") for name in names)
         raise ValueError(
-            f"{where}, line 1: there is no column {missing[0]!r}; "
-            f"the columns are {', '.join(map(repr, names))}"
+            f"{where}, line {line}: there is no column {missing[0]!r}; the columns are {columns}"
         )
     texts = list(range(1, len(names))) if bare else [names.index(name) for name in text]
     labels = 0 if bare else names.index(label) if label else None
     if bare:
-        yield _row(1, first, len(names), texts, labels)
-    while True:
-        line = reader.line_num + 1
-        fields = _next(reader, line)
-        if fields is None:
-            return
+        yield _row(line, first, len(names), texts, labels)
+    for line, fields in records:
         if isinstance(fields, BadRow):
             yield fields
-        elif fields:  # not a blank line
+        else:
             yield _row(line, fields, len(names), texts, labels)
 
 
@@ -73,23 +72,67 @@ def read_lines(stream: Iterable[str]) -> Iterator[Row | BadRow]:
     """One text a line; blank lines are left out."""
     for number, line in enumerate(stream, start=1):
         line = line.strip()
-        if len(line) > csv.field_size_limit():
-            yield BadRow(number, f"a text of {len(line):,} characters; {_LIMIT}")
+        if len(line) > LONGEST:
+            yield BadRow(number, f"a text of {len(line):,} characters; the most is {LONGEST:,}")
         elif line:
             yield BadRow(number, _NOT_UTF8) if _is_broken(line) else Row(number, line)
 
 
 _NOT_UTF8 = "not UTF-8; save the file in that encoding"
-_LIMIT = f"the most is {csv.field_size_limit():,}"
 
 
-def _next(reader: Iterator[list[str]], line: int) -> list[str] | BadRow | None:
-    try:
-        return next(reader, None)
-    except csv.Error as error:
-        if "field limit" in str(error):
-            return BadRow(line, f"a text too long to be one ({_LIMIT}); is a quote left open?")
-        return BadRow(line, f"not CSV: {error}")
+def _records(stream: Iterable[str]) -> Iterator[tuple[int, list[str] | BadRow]]:
+    """The fields of each record with the line where it starts; blank lines are left out.
+
+    A quote that is left open would swallow the lines after it: only its own line is lost, the
+    others are read again by themselves.
+    """
+    lines = _Lines(stream)
+    while True:
+        reader = csv.reader(lines, strict=True)
+        lines.begin()
+        try:
+            for fields in reader:
+                if fields:
+                    yield lines.start, fields
+                lines.begin()
+            return
+        except csv.Error as error:
+            problem = f"not CSV: {error}"
+            if "field limit" in str(error):
+                problem = f"a text of more than {LONGEST:,} characters; is a quote left open?"
+            elif "unexpected end" in str(error):
+                problem = "a quote is left open"
+            yield lines.start, BadRow(lines.start, problem)
+            lines.give_back_all_but_the_first()
+
+
+class _Lines:
+    """Lines that can be read again from the second of the current record on."""
+
+    def __init__(self, stream: Iterable[str]) -> None:
+        self._stream = iter(stream)
+        self._again: list[str] = []  # the next one last
+        self._taken: list[str] = []
+        self.start = 1
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._again.pop() if self._again else next(self._stream)
+        self._taken.append(line)
+        return line
+
+    def begin(self) -> None:
+        """A record begins after what was taken so far."""
+        self.start += len(self._taken)
+        self._taken = []
+
+    def give_back_all_but_the_first(self) -> None:
+        """What followed a broken line is read anew."""
+        self._again += reversed(self._taken[1:])
+        self._taken = self._taken[:1]
 
 
 def _row(
@@ -103,6 +146,8 @@ def _row(
     text = " ".join(fields[n].strip() for n in texts).strip()
     if not text:
         return BadRow(line, "the text is empty")
+    if len(text) > LONGEST:
+        return BadRow(line, f"a text of {len(text):,} characters; the most is {LONGEST:,}")
     if label is None:
         return Row(line, text)
     if not fields[label].strip():
@@ -111,5 +156,5 @@ def _row(
 
 
 def _is_broken(text: str) -> bool:
-    """Whether there are bytes in it that were not UTF-8."""
-    return not text.isascii() and any("\udc80" <= c <= "\udcff" for c in text)
+    """Whether there are bytes in it that were not UTF-8, or those of another encoding."""
+    return "\0" in text or (not text.isascii() and any("\udc80" <= c <= "\udcff" for c in text))

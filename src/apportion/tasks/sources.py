@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from apportion.tasks.rows import BadRow, Row, open_text, read_csv
+from apportion.tasks.rows import LONGEST, BadRow, Row, open_text, read_csv
 
+_HUB_NAME = re.compile(r"([\w.-]*\w/)?\w[\w.-]*(:[\w.-]+)?")
 CLASS_NAMES = "classes.txt"  # beside the official files: the name of class 1, 2, …
 
 
@@ -50,6 +52,8 @@ def read_source(data: str, text: Sequence[str], label: str) -> Source:
         return read_folder(folder, text, label)
     if folder.exists():
         raise ValueError(f"{data} is a file; give the folder that holds train.csv")
+    if not _HUB_NAME.fullmatch(data):
+        raise ValueError(f"there is no folder {data}")
     return read_hub(data, text, label)
 
 
@@ -57,17 +61,16 @@ def read_folder(folder: Path, text: Sequence[str], label: str) -> Source:
     """The rows of train.csv and, where they are there, of val.csv and test.csv."""
     if not (folder / "train.csv").exists():
         raise ValueError(f"{folder} has no train.csv")
-    names = _class_names(folder / CLASS_NAMES)
-    parts: dict[str, Part | None] = {}
+    parts: dict[str, Part] = {}
     for name in ("train", "val", "test"):
         path = folder / f"{name}.csv"
-        parts[name] = None
         if path.exists():
             with open_text(path) as stream:
-                rows = _all_good(path.name, read_csv(stream, path.name, text, label))
-            parts[name] = Part(f"{path.name}, line", tuple(_named(row, names) for row in rows))
-    assert parts["train"] is not None
-    return Source(parts["train"], parts["val"], parts["test"])
+                where = f"{path.name}, line"
+                parts[name] = _all_good(where, read_csv(stream, path.name, text, label))
+    if (folder / CLASS_NAMES).exists():
+        parts = _named(parts, folder / CLASS_NAMES)
+    return Source(parts["train"], parts.get("val"), parts.get("test"))
 
 
 def read_hub(name: str, text: Sequence[str], label: str) -> Source:
@@ -76,7 +79,11 @@ def read_hub(name: str, text: Sequence[str], label: str) -> Source:
     if "train" not in loaded:
         raise ValueError(f"dataset {name!r} has no split 'train'; it has {', '.join(loaded)}")
     parts = {}
-    for split, rows in loaded.items():
+    for split in ("train", "validation", "test"):
+        rows = loaded.get(split)
+        # Where labels are a secret of a competition, all of them are -1.
+        if rows is None or (label in rows.column_names and set(rows[label]) == {-1}):
+            continue
         missing = sorted({*text, label} - set(rows.column_names))
         if missing:
             raise ValueError(
@@ -84,14 +91,10 @@ def read_hub(name: str, text: Sequence[str], label: str) -> Source:
                 f"its columns are {', '.join(map(repr, rows.column_names))}"
             )
         names = getattr(rows.features[label], "names", None)
-        parts[split] = Part(
-            f"{name} {split}, row",
-            tuple(
-                _all_good(
-                    f"{name} {split}", _rows_of(rows.to_iterable_dataset(), names, text, label)
-                )
-            ),
-        )
+        fields = rows.to_iterable_dataset()
+        parts[split] = _all_good(f"{name} {split}, row", _rows_of(fields, names, text, label))
+    if "train" not in parts:
+        raise ValueError(f"dataset {name!r} keeps the labels of its training rows secret")
     return Source(parts["train"], parts.get("validation"), parts.get("test"))
 
 
@@ -127,34 +130,46 @@ def _rows_of(
         says = fields[label]
         if not whole:
             yield BadRow(number, "the text is empty")
-        elif says is None or says == -1:  # how the hub marks rows whose label is kept secret
+        elif len(whole) > LONGEST:
+            yield BadRow(number, f"a text of {len(whole):,} characters; the most is {LONGEST:,}")
+        elif says is None or says == -1:
             yield BadRow(number, "there is no label")
         else:
             yield Row(number, whole, names[says] if names else str(says))
 
 
-def _all_good(where: str, rows: Iterable[Row | BadRow]) -> list[Row]:
+def _all_good(where: str, rows: Iterable[Row | BadRow]) -> Part:
     """The rows, if all of them could be read; or the first problem, and how many rows have one."""
     good: list[Row] = []
     bad: list[BadRow] = []
     for row in rows:
-        (bad if isinstance(row, BadRow) else good).append(row)  # type: ignore[arg-type]
+        if isinstance(row, BadRow):
+            bad.append(row)
+        else:
+            good.append(row)
     if bad:
         more = f" ({len(bad) - 1:,} more rows can't be read)" if len(bad) > 1 else ""
-        raise ValueError(f"{where}, line {bad[0].line}: {bad[0].problem}{more}")
+        raise ValueError(f"{where} {bad[0].line}: {bad[0].problem}{more}")
     if not good:
-        raise ValueError(f"{where} has no rows")
-    return good
+        raise ValueError(f"{where.rpartition(',')[0]} has no rows")
+    return Part(where, tuple(good))
 
 
-def _class_names(path: Path) -> list[str]:
-    if not path.exists():
-        return []
-    return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+def _named(parts: dict[str, Part], path: Path) -> dict[str, Part]:
+    """The rows with the names of their classes in place of numbers from 1, or from 0."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path.name}: not UTF-8; save the file in that encoding") from None
+    names = [line.strip() for line in lines if line.strip()]
+    labels = {row.label for part in parts.values() for row in part.rows}
+    if not all(label.isdecimal() for label in labels):
+        return parts  # they are names already
+    first = 0 if "0" in labels else 1
+    if max(map(int, labels)) - first >= len(names):
+        raise ValueError(f"{path.name} names {len(names)} classes, and there is a {max(labels)!r}")
 
+    def named(row: Row) -> Row:
+        return Row(row.line, row.text, names[int(row.label) - first])
 
-def _named(row: Row, names: list[str]) -> Row:
-    """The row with the name of its class, where a file of names says it."""
-    if row.label.isdigit() and 1 <= int(row.label) <= len(names):
-        return Row(row.line, row.text, names[int(row.label) - 1])
-    return row
+    return {name: Part(part.where, tuple(map(named, part.rows))) for name, part in parts.items()}

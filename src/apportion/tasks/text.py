@@ -39,9 +39,9 @@ class Text:
     folder: str | None = field(default=None, compare=False)  # where the data is, if elsewhere
 
     def __post_init__(self) -> None:
-        for name in ("length", "vocabulary", "min_count"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, least in (("length", 1), ("vocabulary", 3), ("min_count", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
         for name in ("train", "validation", "test"):
             size = getattr(self, name)
             if size is not None and size < 2:
@@ -52,10 +52,11 @@ class Text:
     def build(self) -> Task:
         """The task with its rows read, drawn and encoded."""
         source = read_source(self.folder or self.data, self.text, self.label)
-        if self.digest and source.digest() != self.digest:
+        digest = source.digest()
+        if self.digest and digest != self.digest:
             raise ValueError(
                 f"the rows in {self.folder or self.data} are not those that were asked for: "
-                f"their digest is {source.digest()}, not {self.digest}"
+                f"their digest is {digest}, not {self.digest}"
             )
         classes = _classes(source)
         drawn = _draw(self, source)
@@ -67,7 +68,7 @@ class Text:
             labels = torch.tensor([number[row.label] for row in rows])
             encoded = words.encode(texts[name])
             splits[name] = Split(pad(encoded, self.length), labels, texts[name])
-        spec = {"kind": "text", **asdict(self), "digest": source.digest()}
+        spec = {"kind": "text", **asdict(self), "digest": digest}
         del spec["folder"]  # of this machine, this time
         return Task(
             name="text",

@@ -26,7 +26,7 @@ class Words:
 
     @classmethod
     def learn(cls, texts: Iterable[str], length: int, size: int, min_count: int) -> Words:
-        """The `size` most frequent words of the texts that stand there `min_count` times."""
+        """The most frequent words that stand in the texts `min_count` times, `size` with [UNK]."""
         tokenizer = Tokenizer(WordLevel({PAD: 0, UNKNOWN: 1}, unk_token=UNKNOWN))
         tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # \w+ or [^\w\s]+
