@@ -17,7 +17,7 @@ FLOORS = (
     {"stages"},
     {"training", "scoring", "baselines", "prediction"},
     {"evaluation", "benchmark", "checkpoint", "schedule"},
-    {"recipes", "tasks", "backbones", "skipping"},
+    {"recipes", "tasks", "backbones", "skipping", "heads"},
     {"elastic"},
     {"surgery", "allocation"},
     {"sites", "gates"},

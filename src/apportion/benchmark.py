@@ -205,6 +205,32 @@ def count_macs(model: nn.Module, length: int) -> int:
     return inside + outside
 
 
+def compare_compute(model: nn.Module, smaller: nn.Module, length: int) -> dict[str, float]:
+    """What a cut takes away, as shares of the whole model.
+
+    Of all parameters; of those of the attention heads (q, k, v and the output projection); of the
+    multiply-accumulates of attention, and of the layers with their feed-forward parts.
+    """
+    before, after = _compute(model, length), _compute(smaller, length)
+    return {name: 1.0 - after[name] / before[name] for name in before}
+
+
+def _compute(model: nn.Module, length: int) -> dict[str, int]:
+    sites = find_sites(model, block=1)
+    heads = [site for site in sites if site.kind == "heads"]
+    attention = sum(site.count * site.unit_macs(length) for site in heads)
+    return {
+        "parameters": count_parameters(model),
+        # A head owns `width` rows of each input with their biases, and as many output columns.
+        "head_parameters": sum(
+            site.count * site.width * (4 * site.hidden + len(site.inputs)) for site in heads
+        ),
+        "attention_macs": attention,
+        "layer_macs": attention
+        + sum(site.count * site.unit_macs(length) for site in sites if site.kind != "heads"),
+    }
+
+
 def count_parameters(model: nn.Module) -> int:
     """All weights of a model."""
     return sum(parameter.numel() for parameter in model.parameters())

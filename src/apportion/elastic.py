@@ -62,19 +62,19 @@ class Elastic(nn.Module):
         mode: Mode = "soft",
         floor: int = 0,
         allocation: Allocation | None = None,
+        z: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """What the model returns with its units gated.
 
         By the budget, in one of the modes (soft takes a budget an example too); or by an
-        allocation; or, with neither, not at all: then this is the original model.
+        allocation; or by gates z that are given, a number a unit; or, with none of them, not at
+        all: then this is the original model.
         """
         if allocation is not None:
-            z: Tensor | None = allocation.mask().to(self.gates.a.device)
+            z = allocation.mask().to(self.gates.a.device)
         elif budget is not None:
             z = self.opening(budget, mode, floor)
-        else:
-            z = None
         token = _gates_of_this_call.set(z)
         try:
             return self.model(*args, **kwargs)

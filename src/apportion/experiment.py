@@ -55,6 +55,7 @@ class Experiment:
     rows: tuple[Row, ...] = ()
     goals: tuple[Goal, ...] = ()
     paired: bool = False  # each optimisation seed has the data seed of its place
+    figure: tuple[str, ...] = ()  # methods that are drawn, where not all are
     beside_paper: str = ""  # what to know before comparing with the paper's numbers
 
     @property
@@ -133,6 +134,9 @@ def _experiment(data: dict[str, Any], folder: Path | None) -> Experiment:
             check(f"[[{section}]]", row, get_type_hints(kind))
     goals = tuple(Goal(**row) for row in data.get("goal", ()))
     _check_goals(goals, stages)
+    unknown = set(data.get("figure", ())) - {stage.method for stage in stages}
+    if unknown:
+        raise ValueError(f"figure names {', '.join(sorted(unknown))}, which is no stage")
     return Experiment(
         name=data["name"],
         title=data.get("title", data["name"]),
@@ -145,6 +149,7 @@ def _experiment(data: dict[str, Any], folder: Path | None) -> Experiment:
         rows=tuple(Row(**row) for row in data.get("row", ())),
         goals=goals,
         paired=paired,
+        figure=tuple(data.get("figure", ())),
         beside_paper=data.get("beside_paper", ""),
     )
 
@@ -293,6 +298,7 @@ _FILE = {
     "name": str,
     "title": str,
     "beside_paper": str,
+    "figure": tuple[str, ...],
     "budgets": tuple[float, ...],
     "seeds": dict,
     "task": dict,

@@ -15,7 +15,10 @@ BLOCK = 64  # feed-forward neurons that are switched together
 
 @dataclass(frozen=True)
 class Architecture:
-    """The names of the parts, as paths: layers from the model, the others from a layer."""
+    """The names of the parts, as paths: layers from the base model, the others from a layer.
+
+    Names differ between versions of a library: `a|b` is a, or b where there is no a.
+    """
 
     layers: str
     query: str
@@ -25,7 +28,20 @@ class Architecture:
     head_width: str
     up: str
     down: str
+    attention: str = ""  # what is called for attention, if it can't do without any head
 
+
+_BERT = Architecture(
+    layers="encoder.layer",
+    query="attention.self.query",
+    key="attention.self.key",
+    value="attention.self.value",
+    output="attention.output.dense",
+    head_width="attention.self.attention_head_size",
+    up="intermediate.dense",
+    down="output.dense",
+    attention="attention.self",
+)
 
 # The key is `model.config.model_type`, as in Transformers.
 ARCHITECTURES: dict[str, Architecture] = {
@@ -38,6 +54,32 @@ ARCHITECTURES: dict[str, Architecture] = {
         head_width="attention.head_width",
         up="feedforward.up",
         down="feedforward.down",
+    ),
+    "bert": _BERT,
+    "electra": _BERT,
+    "roberta": _BERT,
+    "xlm-roberta": _BERT,
+    "distilbert": Architecture(
+        layers="transformer.layer",
+        query="attention.q_lin",
+        key="attention.k_lin",
+        value="attention.v_lin",
+        output="attention.out_lin",
+        head_width="attention.attention_head_size",
+        up="ffn.lin1",
+        down="ffn.lin2",
+        attention="attention",
+    ),
+    "vit": Architecture(
+        layers="layers|encoder.layer",
+        query="attention.q_proj|attention.attention.query",
+        key="attention.k_proj|attention.attention.key",
+        value="attention.v_proj|attention.attention.value",
+        output="attention.o_proj|attention.output.dense",
+        head_width="attention.head_dim|attention.attention.attention_head_size",
+        up="mlp.fc1|intermediate.dense",
+        down="mlp.fc2|output.dense",
+        attention="attention.attention|attention",
     ),
 }
 
@@ -56,6 +98,7 @@ class Site:
     count: int
     width: int
     hidden: int
+    attention: str = ""  # what has to be replaced when no head is left
 
     def unit_macs(self, length: int) -> int:
         """Multiply-accumulates that one unit spends on one sequence of this length."""
@@ -81,27 +124,40 @@ def find_sites(
             "To add one, give apportion.sites.ARCHITECTURES a row with the names of its parts."
         )
     row = ARCHITECTURES[model_type]
+    prefix, base = _base(model)
+    above, layers = _part(base, row.layers)
     sites = []
-    layers: nn.ModuleList = _part(model, row.layers)
     for layer, module in enumerate(layers):
-        prefix = f"{row.layers}.{layer}."
+        within = f"{prefix}{above}.{layer}."
         for kind in (kind for kind in KINDS if kind in kinds):
-            inputs: tuple[str, ...]
+            attention = ""
             if kind == "heads":
-                inputs, output = (row.query, row.key, row.value), row.output
-                width: int = _part(module, row.head_width)
+                inputs = [_part(module, name)[0] for name in (row.query, row.key, row.value)]
+                output, last = _part(module, row.output)
+                width: int = _part(module, row.head_width)[1]
+                if row.attention:
+                    attention = within + _part(module, row.attention)[0]
             else:
-                inputs, output = (row.up,), row.down
+                inputs = [_part(module, row.up)[0]]
+                output, last = _part(module, row.down)
                 width = block
-            last: nn.Linear = _part(module, output)
             if last.in_features % width:
                 raise ValueError(
                     f"layer {layer} has {last.in_features} {kind} columns, "
                     f"not a multiple of {width}: choose a block that divides it"
                 )
-            names = tuple(prefix + name for name in inputs)
-            count = last.in_features // width
-            sites.append(Site(layer, kind, names, prefix + output, count, width, last.out_features))
+            sites.append(
+                Site(
+                    layer=layer,
+                    kind=kind,
+                    inputs=tuple(within + name for name in inputs),
+                    output=within + output,
+                    count=last.in_features // width,
+                    width=width,
+                    hidden=last.out_features,
+                    attention=attention,
+                )
+            )
     return tuple(sites)
 
 
@@ -116,11 +172,21 @@ def units_of(sites: Sequence[Site], length: int) -> Units:
     return Units(tuple(members), tuple(costs))
 
 
-def _part(root: object, path: str) -> Any:
-    """The part at a dotted path; an error that names the path if the model has none."""
-    part = root
-    for name in path.split("."):
-        if not hasattr(part, name):
-            raise ValueError(f"{type(root).__name__} has no part {path!r} (stopped at {name!r})")
-        part = getattr(part, name)
-    return part
+def _base(model: nn.Module) -> tuple[str, nn.Module]:
+    """The encoder inside a model with a task's head, and the prefix of its parts' names."""
+    name = getattr(model, "base_model_prefix", "")
+    inside = getattr(model, name, None) if name else None
+    return (f"{name}.", inside) if isinstance(inside, nn.Module) else ("", model)
+
+
+def _part(root: object, paths: str) -> tuple[str, Any]:
+    """The part at the first of some dotted paths that there is, with that path."""
+    for path in paths.split("|"):
+        part = root
+        for name in path.split("."):
+            part = getattr(part, name, None)
+            if part is None:
+                break
+        else:
+            return path, part
+    raise ValueError(f"{type(root).__name__} has no part {' or '.join(paths.split('|'))}")

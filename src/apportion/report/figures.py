@@ -66,6 +66,7 @@ def pareto(experiment: Experiment, records: Records) -> Picture | None:
     """Accuracy against the cost that was paid: curves of the knob, points of the specialists."""
     if not select(records, kind="monotone"):
         return None
+    shown = experiment.figure or methods_of(experiment)
     figure = Figure(figsize=(9.2, 3.9), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, form, title in zip(
@@ -74,17 +75,19 @@ def pareto(experiment: Experiment, records: Records) -> Picture | None:
         ("Soft gates: cost is mean gate mass", "Hard: cost is the share kept"),
         strict=True,
     ):
-        for number, method in enumerate(methods_of(experiment)):
+        for number, method in enumerate(shown):
             points = select(records, kind="point", method=method, form=form)
             if method == "dense":
                 points = select(records, kind="point", method=method)
             if points:
                 knob = bool(select(records, kind="monotone", method=method))
                 _curve(axes, points, method, number, line=knob)
+            elif baseline := select(records, kind="point", method=method, form="baseline"):
+                level = statistics.mean(p["accuracy"] for p in baseline)
+                axes.axhline(level, color="#555555", linestyle="--", linewidth=1, label=method)
         axes.set(title=title, xlabel="cost paid", xlim=(0, 1.03))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     panels[0].set_ylabel("test accuracy")
-    panels[0].set_ylim(top=1.03)  # a spread may reach above 100 %, accuracy does not
+    below = _frame_what_was_trained(experiment, records, panels[0], shown)
     handles: dict[str, Any] = {}
     for axes in panels:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
@@ -92,8 +95,37 @@ def pareto(experiment: Experiment, records: Records) -> Picture | None:
     seeds = len(experiment.seeds)
     spread = f" Means over {seeds} seeds, bars are sample standard deviations." if seeds > 1 else ""
     return Picture(
-        "pareto", "Accuracy against cost", f"What the knob keeps at each cost.{spread}", figure
+        "pareto",
+        "Accuracy against cost",
+        f"What the knob keeps at each cost.{spread}{below}",
+        figure,
     )
+
+
+def _frame_what_was_trained(
+    experiment: Experiment, records: Records, axes: Axes, shown: Sequence[str]
+) -> str:
+    """Fits the axis to what was trained, and says which points of other methods lie below it."""
+    trained = {s.method for s in experiment.stages if s.recipe} & set(shown)
+    means: dict[tuple[str, str, float], float] = {}
+    for p in select(records, kind="point"):
+        if p["method"] in shown and p["form"] != "cut":
+            where = {k: p[k] for k in ("method", "form", "budget")}
+            of_point = select(records, kind="point", **where)
+            means[p["method"], p["form"], p["budget"]] = statistics.mean(
+                q["accuracy"] for q in of_point
+            )
+    own = [mean for (method, _, _), mean in means.items() if method in trained]
+    room = max(max(own) - min(own), 0.02)
+    low, high = min(own) - 0.4 * room, max(own) + 0.4 * room
+    axes.set_ylim(low, min(high, 1.03))  # a spread may reach above 100 %, accuracy does not
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if room > 0.1 else 1))
+    outside = [
+        f"{method} at {budget:g} ({100 * mean:.1f} %)"
+        for (method, _, budget), mean in means.items()
+        if mean < low
+    ]
+    return f" Below the frame: {', '.join(outside)}." if outside else ""
 
 
 def equal_pretraining(experiment: Experiment, records: Records) -> Picture | None:
