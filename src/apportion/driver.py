@@ -22,7 +22,16 @@ import torch
 
 from apportion import records
 from apportion.experiment import Experiment, current
-from apportion.stages import Stage, has_model, is_done, run_stage, time_stage
+from apportion.prediction import ENCODING
+from apportion.stages import (
+    Stage,
+    has_model,
+    is_done,
+    run_stage,
+    time_predictions_of,
+    time_stage,
+)
+from apportion.tasks.text import Text
 from apportion.training import Tick
 
 
@@ -63,8 +72,12 @@ def run(
     for number, stage in enumerate(to_time):
         watcher.started(stage, len(to_time) - number)
         started = time.monotonic()
-        new = time_stage(stage, runs, progress=partial(watcher.timing, stage))
-        records.append(results, *new)
+        have = records.read(results)
+        if not _is_timed(stage, have):
+            new = time_stage(stage, runs, progress=partial(watcher.timing, stage))
+            records.append(results, *new)
+        if not _has_throughput(stage, have):
+            records.append(results, *time_predictions_of(stage, runs))
         watcher.finished(stage, time.monotonic() - started)
     return current(experiment, records.read(results))
 
@@ -75,7 +88,8 @@ def unfinished(
     """The stages that have yet to be run, and those that have yet to be timed."""
     have = list(have)
     todo = [stage for stage in experiment.stages if not is_done(stage, have)]
-    return todo, [s for s in experiment.stages if s.latency and not _is_timed(s, have)]
+    timed = [s for s in experiment.stages if s.latency]
+    return todo, [s for s in timed if not (_is_timed(s, have) and _has_throughput(s, have))]
 
 
 def _is_timed(stage: Stage, have: Iterable[Mapping[str, Any]]) -> bool:
@@ -85,6 +99,20 @@ def _is_timed(stage: Stage, have: Iterable[Mapping[str, Any]]) -> bool:
         if r.get("kind") == "latency" and r["stage"] == stage.key
     }
     return timed >= set(product(stage.protocols, stage.timed_at))
+
+
+def _has_throughput(stage: Stage, have: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether predictions were timed, where there are any: of one checkpoint with its texts."""
+    if not isinstance(stage.task, Text) or stage.only is not None:
+        return True
+    timed = {
+        r["budget"]
+        for r in have
+        if r.get("kind") == "throughput"
+        and r["stage"] == stage.key
+        and r.get("encoding") == ENCODING
+    }
+    return timed >= set(stage.timed_at)
 
 
 def _run_in_parallel(

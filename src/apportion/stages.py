@@ -308,11 +308,16 @@ def time_stage(
                 model, batches, stage.timed_at, 5, 1, floor, ("soft", "skip", "cut"), 1, progress
             )
             timed += [{**record, "protocol": protocol} for record in of_protocol]
-        if stage.only is None:
-            timed += [
-                time_predictions(Skipping(model, floor).at(b), task, _BATCH, b)
-                for b in stage.timed_at
-            ]
+    return [{**stage.names, **record, **provenance()} for record in timed]
+
+
+def time_predictions_of(stage: Stage, runs: Path) -> list[dict[str, Any]]:
+    """How much of the bare model's throughput predictions keep, at each budget of a text stage."""
+    task = stage.task.build()
+    model = produce(stage, runs, task=task).model
+    assert isinstance(model, Elastic) and stage.recipe
+    skipping = Skipping(model, stage.recipe.floor)
+    timed = [time_predictions(skipping.at(b), task, _BATCH, b) for b in stage.timed_at]
     return [{**stage.names, **record, **provenance()} for record in timed]
 
 

@@ -202,7 +202,8 @@ class _Watch:
         if self.bad > _SHOWN:
             _say(f"… and {self.bad - _SHOWN:,} more rows that can't be read")
         lost = f", {self.bad:,} could not be read" if self.bad else ""
-        _say(f"{name}: {self.rows:,} rows predicted{lost}, {self.speed:,.0f} rows/s")
+        rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
+        _say(f"{name}: {rows} predicted{lost}, {self.speed:,.0f} rows/s")
 
 
 def _say(message: str) -> None:

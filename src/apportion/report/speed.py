@@ -104,8 +104,9 @@ def throughput_table(records: Records) -> Table:
         "Predictions a second",
         ("budget", "bare model, rows/s", "predict, rows/s", "share, %"),
         tuple(rows),
-        "One thread. The bare model takes batches that were encoded before; predict reads CSV, "
-        "encodes, calls the model on the same batches and writes CSV.",
+        "The model has one thread. Bare, it takes batches that were encoded before; predict reads "
+        "CSV, encodes in a thread of its own a chunk ahead, calls the model on the same batches "
+        "and writes CSV.",
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
@@ -64,10 +66,8 @@ class Words:
 
 def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> dict[str, Tensor]:
     """Ids and mask of rows of different lengths, padded to a width or to the longest of them."""
-    width = width or max(map(len, rows))
-    ids = torch.zeros(len(rows), width, dtype=torch.int32)
-    mask = torch.zeros(len(rows), width, dtype=torch.bool)
-    for number, row in enumerate(rows):
-        ids[number, : len(row)] = torch.tensor(row, dtype=torch.int32)
-        mask[number, : len(row)] = True
-    return {"input_ids": ids, "attention_mask": mask}
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    mask = np.arange(width or lengths.max()) < lengths[:, None]  # [rows, width]
+    ids = np.zeros(mask.shape, dtype=np.int32)
+    ids[mask] = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=lengths.sum())
+    return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
