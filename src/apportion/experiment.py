@@ -55,7 +55,7 @@ class Experiment:
     rows: tuple[Row, ...] = ()
     goals: tuple[Goal, ...] = ()
     paired: bool = False  # each optimisation seed has the data seed of its place
-    figure: tuple[str, ...] = ()  # methods that are drawn, where not all are
+    figure: tuple[str, ...] = ()  # methods that are drawn and swept, where not all are
     beside_paper: str = ""  # what to know before comparing with the paper's numbers
 
     @property

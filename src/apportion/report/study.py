@@ -212,7 +212,8 @@ def grid_table(experiment: Experiment, records: Records) -> Table:
 def sweep_table(experiment: Experiment, records: Records) -> Table:
     """The budgets of the sweep for each elastic method, averaged over seeds."""
     rows = []
-    methods = [m for m in methods_of(experiment) if select(records, kind="monotone", method=m)]
+    shown = experiment.figure or methods_of(experiment)
+    methods = [m for m in shown if select(records, kind="monotone", method=m)]
     budgets = sorted(
         {p["budget"] for m in methods for p in select(records, kind="point", method=m)}
     )
