@@ -206,16 +206,16 @@ def test_the_models_own_weights_keep_their_names(model):
     assert inside == names
 
 
-def test_threads_that_ask_for_different_budgets_each_get_their_own(elastic, inputs):
-    budgets = [0.1, 0.3, 0.6, 1.0]
-    with torch.no_grad():
-        expected = [ask(elastic, inputs, budget=budget) for budget in budgets]
+def wrong_answers(model, inputs, budgets, expected):
+    """The budgets at which threads that all ask at once do not get what is expected."""
     wrong = []
+    together = threading.Barrier(len(budgets))
 
     def keep_asking(budget, answer):
+        together.wait()
         with torch.no_grad():
             for _ in range(5):
-                if not torch.allclose(ask(elastic, inputs, budget=budget), answer, atol=1e-6):
+                if not torch.allclose(ask(model, inputs, budget=budget), answer, atol=1e-6):
                     wrong.append(budget)
 
     threads = [
@@ -226,7 +226,14 @@ def test_threads_that_ask_for_different_budgets_each_get_their_own(elastic, inpu
         thread.start()
     for thread in threads:
         thread.join()
-    assert wrong == []
+    return wrong
+
+
+def test_threads_that_ask_for_different_budgets_each_get_their_own(elastic, inputs):
+    budgets = [0.1, 0.3, 0.6, 1.0]
+    with torch.no_grad():
+        expected = [ask(elastic, inputs, budget=budget) for budget in budgets]
+    assert wrong_answers(elastic, inputs, budgets, expected) == []
 
 
 @pytest.mark.parametrize("budget", [0.05, 0.3, 0.5, 0.8, 1.0])
@@ -290,25 +297,7 @@ def test_threads_that_skip_at_different_budgets_each_get_their_own(elastic, inpu
     budgets = [0.1, 0.3, 0.5, 0.7, 0.9, None] * 2
     with torch.no_grad():
         expected = [ask(elastic.cut(b or 1.0).eval(), inputs) for b in budgets]
-    wrong: list[float | None] = []
-    together = threading.Barrier(len(budgets))
-
-    def keep_asking(budget, answer):
-        together.wait()
-        with torch.no_grad():
-            for _ in range(5):
-                if not torch.equal(ask(skipping, inputs, budget=budget), answer):
-                    wrong.append(budget)
-
-    threads = [
-        threading.Thread(target=keep_asking, args=pair)
-        for pair in zip(budgets, expected, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    assert wrong_answers(skipping, inputs, budgets, expected) == []
 
 
 def test_units_cost_what_their_arithmetic_costs(model):

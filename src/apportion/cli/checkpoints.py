@@ -195,7 +195,7 @@ def bench(
     """Time a checkpoint at each budget: uncut, soft, hard mask, skipping and cut, taking turns.
 
     Speed-ups are medians of paired ratios with a 95 % interval, beside the bound by
-    multiply-accumulates. Run nothing else meanwhile.
+    multiply-accumulates. Texts are padded to the whole length. Run nothing else meanwhile.
     """
     if batch < 1:
         raise ValueError(f"batch must be at least 1, not {batch}")
