@@ -134,8 +134,8 @@ def train(
         )
         numbers |= _facts_of(spec)
         # As many rows are seen as in the study on AG News; few rows are gone through more often.
-        enough = min(40, max(3, round(_ROWS_SEEN / numbers["train"])))
-        numbers = {"epochs": enough, "budgeted_epochs": (enough + 1) // 2, **numbers}
+        numbers.setdefault("epochs", min(40, max(3, round(_ROWS_SEEN / numbers["train"]))))
+        numbers.setdefault("budgeted_epochs", (numbers["epochs"] + 1) // 2)
     else:
         rows = rows or 4096
         numbers |= {
