@@ -4,7 +4,9 @@
                          and the size and SHA-256 of each file beside it
     model.safetensors    the model's weights, under the model's own names
     gates.safetensors    a and s of the gates (elastic checkpoints only)
+    config.json          the model's config as Transformers writes it (its models only)
     tokenizer.json       the words, as the tokenizers library writes them (tasks of texts only)
+    tokenizer_config.json  what Transformers needs to read them (pretrained models only)
 
 A folder is written beside its place and moved there whole. While a run is training, its state is
 one safetensors file with the notes in its header (`save_state`).
@@ -22,10 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from apportion.backbones import build, config_of
 from apportion.backbones.encoder import Encoder, EncoderConfig
 from apportion.elastic import Elastic, plain_of
 from apportion.records import replacing
@@ -39,7 +43,9 @@ VERSION = 1
 MANIFEST = "apportion.json"
 WEIGHTS = "model.safetensors"
 GATES = "gates.safetensors"
+CONFIG = "config.json"
 WORDS = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
 KINDS_OF_CHECKPOINT = ("dense", "elastic", "cut")
 
 
@@ -98,7 +104,7 @@ def load(folder: str | Path) -> Checkpoint:
 def _read(manifest: Mapping[str, Any], folder: Path) -> Checkpoint:
     kind = manifest["kind"]
     needed = {WEIGHTS, *([GATES] if kind == "elastic" else [])}
-    for name in sorted(needed | ({WORDS} & set(manifest["files"]))):
+    for name in sorted(needed | set(manifest["files"])):
         facts = manifest["files"][name]
         path = folder / name
         if not path.exists():
@@ -107,7 +113,7 @@ def _read(manifest: Mapping[str, Any], folder: Path) -> Checkpoint:
             raise ValueError(
                 f"{path} is truncated or was changed: it is not the file that was saved"
             )
-    model: nn.Module = Encoder(_config(manifest, folder))
+    model = build(read_config(manifest, folder))
     kept = None
     if kind == "cut":
         kept = Allocation.from_dict(Units.from_dict(manifest["units"]), manifest["kept"])
@@ -121,7 +127,8 @@ def _read(manifest: Mapping[str, Any], folder: Path) -> Checkpoint:
         _load_weights(model.gates, load_file(folder / GATES), folder)
     words = None
     if WORDS in manifest["files"]:
-        words = Words.from_json((folder / WORDS).read_text(encoding="utf-8"))
+        settings = _read_json(folder / SETTINGS) if SETTINGS in manifest["files"] else None
+        words = Words.from_json((folder / WORDS).read_text(encoding="utf-8"), settings)
     return Checkpoint(model.eval(), dict(manifest["notes"]), kept, words)
 
 
@@ -130,10 +137,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     path = _present(Path(folder)) / MANIFEST
     if not path.exists():
         raise ValueError(f"{folder} is not a checkpoint: it has no {MANIFEST}")
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not readable as JSON: {error}") from None
+    manifest = _read_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ValueError(f"{path} is not the manifest of an apportion checkpoint")
     if manifest.get("version") != VERSION:
@@ -147,6 +151,16 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     if manifest["kind"] not in KINDS_OF_CHECKPOINT:
         raise ValueError(f"{path} is of unknown kind {manifest['kind']!r}")
     return manifest
+
+
+def read_config(manifest: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What a checkpoint's model is built from: its own values, or those in config.json."""
+    model = manifest["model"]
+    if CONFIG in manifest["files"]:
+        return dict(_read_json(folder / CONFIG))
+    if model["type"] != EncoderConfig.model_type:
+        raise ValueError(f"{folder} holds a model of unknown type {model['type']!r}")
+    return {"model_type": model["type"], **model["config"]}
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -212,16 +226,19 @@ def load_state(path: Path) -> TrainingState:
 def _write(checkpoint: Checkpoint, folder: Path) -> None:
     model = checkpoint.model
     plain = plain_of(model)
-    if not isinstance(plain, Encoder):
-        raise ValueError(f"{type(plain).__name__} is not a model that a checkpoint can hold")
-    _check_shape(plain, checkpoint.kept)
+    config = config_of(plain)
+    _check_shape(plain, config, checkpoint.kept)
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
         "kind": checkpoint.kind,
-        "model": {"type": plain.config.model_type, "config": plain.config.to_dict()},
+        "model": {"type": config["model_type"]},
         "notes": checkpoint.notes,
     }
+    if isinstance(plain, Encoder):
+        manifest["model"]["config"] = plain.config.to_dict()
+    else:
+        _write_json(config, folder / CONFIG)
     _save_tensors(plain.state_dict(), folder / WEIGHTS)
     if isinstance(model, Elastic):
         manifest["elastic"] = {
@@ -237,33 +254,33 @@ def _write(checkpoint: Checkpoint, folder: Path) -> None:
         manifest["kept"] = checkpoint.kept.to_dict()
     else:
         sites = find_sites(plain, ("heads",))
-        manifest["units"] = units_of(sites, plain.config.length).to_dict()
+        length = checkpoint.words.length if checkpoint.words else config.get("length", 128)
+        manifest["units"] = units_of(sites, length).to_dict()
     if checkpoint.words is not None:
         (folder / WORDS).write_text(checkpoint.words.to_json(), encoding="utf-8")
+        if checkpoint.words.settings is not None:
+            _write_json(checkpoint.words.settings, folder / SETTINGS)
     manifest["files"] = {
         path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
         for path in sorted(folder.iterdir())
     }
-    path = folder / MANIFEST
-    path.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    _write_json(manifest, folder / MANIFEST)
     for written in folder.iterdir():
         with written.open("rb+") as file:
             os.fsync(file.fileno())
 
 
-def _check_shape(plain: Encoder, kept: Allocation | None) -> None:
+def _check_shape(plain: nn.Module, config: Mapping[str, Any], kept: Allocation | None) -> None:
     """Refuses a model that its config, with what was kept, would not rebuild."""
-    shape = plain.config
-    for site in find_sites(plain, block=1):
-        whole = shape.heads if site.kind == "heads" else shape.feedforward
-        if kept is not None and (site.layer, site.kind) in kept.units.spans:
-            span = kept.units.spans[site.layer, site.kind]
-            one = whole // (span.stop - span.start)
-            whole = one * len(kept.indices(site.layer, site.kind))
-        if site.count != whole:
+    with torch.device("meta"):
+        rebuilt = build(config)
+    if kept is not None:
+        rebuilt = cut(rebuilt, kept)
+    for site, whole in zip(find_sites(plain, block=1), find_sites(rebuilt, block=1), strict=True):
+        if site.count != whole.count:
             raise ValueError(
-                f"layer {site.layer} has {site.count} {site.kind}, not {whole}: to save a cut "
-                "model, give the allocation that it was cut by as `kept`"
+                f"layer {site.layer} has {site.count} {site.kind}, not {whole.count}: to save a "
+                "cut model, give the allocation that it was cut by as `kept`"
             )
 
 
@@ -290,14 +307,15 @@ def _load_weights(module: nn.Module, weights: Mapping[str, Tensor], folder: Path
     module.load_state_dict(dict(weights))
 
 
-def _config(manifest: Mapping[str, Any], folder: Path) -> EncoderConfig:
-    model = manifest["model"]
-    if model.get("type") != EncoderConfig.model_type:
-        raise ValueError(f"{folder} holds a model of unknown type {model.get('type')!r}")
+def _read_json(path: Path) -> Any:
     try:
-        return EncoderConfig(**model["config"])
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"the config in {folder} is not one of an encoder: {error}") from None
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not readable as JSON: {error}") from None
+
+
+def _write_json(values: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _previous(folder: Path) -> Path:

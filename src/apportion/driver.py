@@ -103,7 +103,7 @@ def _is_timed(stage: Stage, have: Iterable[Mapping[str, Any]]) -> bool:
 
 def _has_throughput(stage: Stage, have: Iterable[Mapping[str, Any]]) -> bool:
     """Whether predictions were timed, where there are any: of one checkpoint with its texts."""
-    if not isinstance(stage.task, Text) or stage.only is not None:
+    if not isinstance(stage.task, Text) or stage.only or not stage.timing.predictions:
         return True
     timed = {
         r["budget"]

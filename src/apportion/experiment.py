@@ -16,7 +16,7 @@ from apportion.goals import Goal
 from apportion.recipes import Recipe, recipe
 from apportion.schema import check
 from apportion.scoring import SOURCES
-from apportion.stages import Stage
+from apportion.stages import Stage, Timing
 from apportion.tasks import TaskSpec
 from apportion.tasks.marked import Marked
 from apportion.tasks.text import Text
@@ -59,32 +59,40 @@ class Experiment:
     beside_paper: str = ""  # what to know before comparing with the paper's numbers
 
     @property
-    def shape(self) -> EncoderConfig:
-        """The model's shape, defaults filled in."""
-        return EncoderConfig(vocabulary=1, length=self.task.length, **self.model)
+    def model_words(self) -> str:
+        """The model in a few words."""
+        if "pretrained" in self.model:
+            return str(self.model["pretrained"])
+        shape = EncoderConfig(vocabulary=1, length=self.task.length, **self.model)
+        return f"{shape.layers} layers x {shape.heads} heads, hidden {shape.hidden}"
 
     def stages_of(self, method: str) -> list[Stage]:
         """The stages of one method."""
         return [stage for stage in self.stages if stage.method == method]
 
 
-def read_experiment(path: Path, data: Path | None = None) -> Experiment:
+def read_experiment(
+    path: Path, data: Path | None = None, weights: Path | None = None
+) -> Experiment:
     """The experiment in a TOML file; an unknown key is an error that names the known ones.
 
-    `data` is the folder where the texts of its task are, if not where the file says.
+    `data` and `weights` are the folders of its texts and of its pretrained model, if those are not
+    where the file says.
     """
     try:
-        return parse_experiment(path.read_text(encoding="utf-8"), data)
+        return parse_experiment(path.read_text(encoding="utf-8"), data, weights)
     except FileNotFoundError:
         raise ValueError(f"there is no experiment file {path}") from None
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path.name}: {error}") from None
 
 
-def parse_experiment(text: str, data: Path | None = None) -> Experiment:
+def parse_experiment(
+    text: str, data: Path | None = None, weights: Path | None = None
+) -> Experiment:
     """The experiment that a TOML text describes."""
     try:
-        return _experiment(tomllib.loads(text), data)
+        return _experiment(tomllib.loads(text), data, weights)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"not TOML: {error}") from None
 
@@ -100,7 +108,7 @@ def current(experiment: Experiment, have: Iterable[Mapping[str, Any]]) -> list[d
     ]
 
 
-def _experiment(data: dict[str, Any], folder: Path | None) -> Experiment:
+def _experiment(data: dict[str, Any], folder: Path | None, weights: Path | None) -> Experiment:
     check("the file", data, _FILE)
     for needed in ("name", "seeds", "task", "model", "stage"):
         if needed not in data:
@@ -109,6 +117,7 @@ def _experiment(data: dict[str, Any], folder: Path | None) -> Experiment:
     paired = data["seeds"].get("paired", False)
     task = _task(data["task"], data_seeds[0], folder)
     budgets = tuple(check_budget(b) for b in data.get("budgets", (0.25, 0.5, 0.75)))
+    timing = _timing(data.get("timing", {}))
     stages: list[Stage] = []
     for entry in data["stage"]:
         check(f"stage {entry.get('method')!r}", entry, _STAGE | get_type_hints(Recipe))
@@ -117,8 +126,7 @@ def _experiment(data: dict[str, Any], folder: Path | None) -> Experiment:
         if any(stage.method == entry["method"] for stage in stages):
             raise ValueError(f"there are two stages of method {entry['method']!r}")
         model = {**data["model"], **entry.get("model", {})}
-        check("[model]", model, _SHAPE)
-        EncoderConfig(vocabulary=1, length=task.length, **model)  # complains now, not later
+        _check_model(model, task, weights)
         cells = [(d, s) for d in data_seeds for s in seeds]
         if paired:
             cells = list(zip(data_seeds, seeds, strict=True))
@@ -126,7 +134,8 @@ def _experiment(data: dict[str, Any], folder: Path | None) -> Experiment:
             cells = cells[: len(seeds)]
         for data_seed, seed in cells:
             cell = replace(task, seed=data_seed)
-            stages += _stages_of(entry, cell, model, seed, budgets, stages)
+            made = _stages_of(entry, cell, model, seed, budgets, stages)
+            stages += [replace(stage, timing=timing, weights=weights) for stage in made]
     if len({stage.key for stage in stages}) < len(stages):
         raise ValueError("two of the stages are the same but for their names")
     for section, kind in (("row", Row), ("goal", Goal)):
@@ -164,6 +173,25 @@ def _seeds(table: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if table.get("paired") and len(table["data"]) != len(table["optimisation"]):
         raise ValueError("[seeds] paired needs as many seeds of data as of optimisation")
     return tuple(table["data"]), tuple(table["optimisation"])
+
+
+def _timing(table: Mapping[str, Any]) -> Timing:
+    check("[timing]", table, get_type_hints(Timing))
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+    return Timing(**values)
+
+
+def _check_model(model: Mapping[str, Any], task: TaskSpec, weights: Path | None) -> None:
+    """Complains of a [model] that could not be built, before anything is."""
+    if "pretrained" in model:
+        check("[model]", model, {"pretrained": str, "digest": str})
+        if not isinstance(task, Text):
+            raise ValueError("[model] pretrained needs a [task] of kind 'text'")
+        return
+    if weights is not None:
+        raise ValueError("[model] has no pretrained weights; their folder can't be given")
+    check("[model]", model, _SHAPE)
+    EncoderConfig(vocabulary=1, length=task.length, **model)
 
 
 _TASKS: dict[str, Any] = {"marked": Marked, "text": Text}
@@ -239,6 +267,8 @@ def _stages_of(
             teacher=find("teacher", only),
             only=only,
             latency=entry.get("latency", False),
+            keep=entry.get("keep", 0),
+            sweep=entry.get("sweep", True),
         )
         _check_stage(stage, numbers)
         made.append(stage)
@@ -271,13 +301,18 @@ def _check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
         return
     if stage.recipe.word_dropout and not isinstance(stage.task, Text):
         raise ValueError(f"stage {stage.method!r} has word_dropout; the task has no words")
-    dense = stage.recipe.objective == "dense"
-    if dense and (each or stage.latency):
+    if stage.keep:
+        raise ValueError(f"stage {stage.method!r} has a recipe, which has a floor; keep is of scores")
+    if stage.recipe.objective != "dense":
+        return
+    gates = stage.parent is not None and stage.parent.has_gates
+    if each != gates:
         raise ValueError(
-            f"stage {stage.method!r} has no gates, so it has no budgets to train or time"
+            f"stage {stage.method!r} trains a plain model: from one with gates, it is cut at each "
+            "budget, and from any other there are no budgets"
         )
-    if dense and stage.parent and stage.parent.recipe and stage.parent.recipe.objective != "dense":
-        raise ValueError(f"stage {stage.method!r} trains a plain model, its parent has gates")
+    if stage.latency:
+        raise ValueError(f"stage {stage.method!r} has no gates, so it has no budgets to time")
 
 
 def _check_goals(goals: Iterable[Goal], stages: Iterable[Stage]) -> None:
@@ -299,6 +334,7 @@ _FILE = {
     "title": str,
     "beside_paper": str,
     "figure": tuple[str, ...],
+    "timing": dict,
     "budgets": tuple[float, ...],
     "seeds": dict,
     "task": dict,
@@ -318,6 +354,8 @@ _STAGE = {
     "grid": bool,
     "each": tuple[float, ...],
     "latency": bool,
+    "keep": int,
+    "sweep": bool,
 }
 _SHAPE = {
     name: hint

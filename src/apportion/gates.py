@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from apportion.units import Units
 
 EPS = 1e-4  # keeps logit(B) finite at B = 1
+_SHARPNESS = 2.0  # κ of gates that are set from scores
 
 
 def check_budget(budget: float) -> float:
@@ -48,6 +51,18 @@ class Gates(nn.Module):
         logit = torch.logit(budget.clamp(EPS, 1.0 - EPS))[..., None]
         z = torch.sigmoid((self.a + F.softplus(self.s) * logit) / self.tau)
         return z
+
+    @torch.no_grad()
+    def order_by(self, scores: Tensor) -> None:
+        """Sets the gates so that each budget opens the units that score highest.
+
+        a_u = κ·logit(q_u) and softplus(s_u) = κ, with q_u the share of units that score lower:
+        z_u(B) > 1/2 exactly where q_u > 1 - B. A larger κ would be nearer to 0 and 1, and learn less.
+        """
+        rank = torch.argsort(torch.argsort(scores.detach().cpu(), descending=True, stable=True))
+        q = 1.0 - (rank.to(self.a) + 0.5) / len(rank)
+        self.a.copy_(_SHARPNESS * torch.logit(q))
+        self.s.fill_(math.log(math.expm1(_SHARPNESS)))
 
     def cost(self, z: Tensor) -> Tensor:
         """C = Σ_u share_u · z_u: a scalar, or one number an example."""

@@ -20,7 +20,7 @@ from apportion.benchmark import measure
 from apportion.evaluation import logits_of
 from apportion.tasks import Task
 from apportion.tasks.rows import BadRow, Row, read_csv
-from apportion.tasks.words import Words, pad
+from apportion.tasks.words import Words
 
 FORMATS = ("csv", "jsonl")
 ENCODING = "one thread, a chunk ahead"  # records that say otherwise are measured again
@@ -54,7 +54,7 @@ def predict(
     if batch < 1 or chunk < 1:
         raise ValueError(f"batch and chunk must be at least 1, not {batch} and {chunk}")
     for group, encoded in _ahead(words, iter(rows), chunk):
-        answers = iter(_answer(model, encoded, batch))
+        answers = iter(_answer(model, words, encoded, batch))
         for row in group:
             if isinstance(row, BadRow):
                 yield row
@@ -92,20 +92,20 @@ def _sizes(chunk: int) -> Iterator[int]:
 
 
 def batches_of(
-    encoded: Sequence[Sequence[int]], batch: int
+    words: Words, encoded: Sequence[Sequence[int]], batch: int
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
     """Positions and inputs of rows in batches, those of like length together."""
     order = sorted(range(len(encoded)), key=lambda position: len(encoded[position]))
     for start in range(0, len(order), batch):
         positions = order[start : start + batch]
-        yield positions, pad([encoded[position] for position in positions])
+        yield positions, words.pad([encoded[position] for position in positions])
 
 
 def _answer(
-    model: Callable[..., object], encoded: Sequence[Sequence[int]], batch: int
+    model: Callable[..., object], words: Words, encoded: Sequence[Sequence[int]], batch: int
 ) -> list[list[float]]:
     answers: list[list[float]] = [[]] * len(encoded)
-    for positions, inputs in batches_of(encoded, batch):
+    for positions, inputs in batches_of(words, encoded, batch):
         with torch.inference_mode():
             likely = logits_of(model(**inputs)).softmax(dim=-1).tolist()
         for position, row in zip(positions, likely, strict=True):
@@ -173,7 +173,7 @@ def time_predictions(
     ready: list[dict[str, Tensor]] = []
     left, sizes = iter(encoded), _sizes(CHUNK)
     while chunk := list(islice(left, next(sizes))):
-        ready += [inputs for _, inputs in batches_of(chunk, batch)]
+        ready += [inputs for _, inputs in batches_of(words, chunk, batch)]
 
     def bare() -> None:
         for inputs in ready:

@@ -117,13 +117,7 @@ def find_sites(
     unknown = set(kinds) - set(KINDS)
     if unknown or not kinds:
         raise ValueError(f"kinds of units are {', '.join(KINDS)}; not {sorted(unknown) or 'none'}")
-    model_type = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    if model_type not in ARCHITECTURES:
-        raise ValueError(
-            f"unknown architecture {model_type!r}; known: {', '.join(sorted(ARCHITECTURES))}. "
-            "To add one, give apportion.sites.ARCHITECTURES a row with the names of its parts."
-        )
-    row = ARCHITECTURES[model_type]
+    row = _row(model)
     prefix, base = _base(model)
     above, layers = _part(base, row.layers)
     sites = []
@@ -161,6 +155,14 @@ def find_sites(
     return tuple(sites)
 
 
+def layers_of(model: nn.Module) -> nn.ModuleList:
+    """The layers that a model runs one after the other."""
+    _, base = _base(model)
+    layers = _part(base, _row(model).layers)[1]
+    assert isinstance(layers, nn.ModuleList)
+    return layers
+
+
 def units_of(sites: Sequence[Site], length: int) -> Units:
     """The units at these sites, each at its cost in multiply-accumulates at this length."""
     members: list[Unit] = []
@@ -170,6 +172,16 @@ def units_of(sites: Sequence[Site], length: int) -> Units:
         members += [Unit(site.layer, order, index) for index in range(site.count)]
         costs += [float(site.unit_macs(length))] * site.count
     return Units(tuple(members), tuple(costs))
+
+
+def _row(model: nn.Module) -> Architecture:
+    model_type = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    if model_type not in ARCHITECTURES:
+        raise ValueError(
+            f"unknown architecture {model_type!r}; known: {', '.join(sorted(ARCHITECTURES))}. "
+            "To add one, give apportion.sites.ARCHITECTURES a row with the names of its parts."
+        )
+    return ARCHITECTURES[model_type]
 
 
 def _base(model: nn.Module) -> tuple[str, nn.Module]:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from apportion.allocation import allocate
 from apportion.backbones.encoder import Encoder, EncoderConfig
+from apportion.backbones.hub import load_model, load_words
 from apportion.baselines import BASELINES
 from apportion.benchmark import count_parameters, time_budgets
 from apportion.checkpoint import Checkpoint, has_checkpoint, load, save, weights_digest
@@ -28,11 +28,32 @@ from apportion.recipes import Recipe
 from apportion.records import provenance
 from apportion.scoring import SOURCES
 from apportion.skipping import Skipping
+from apportion.surgery import cut
 from apportion.tasks import Split, Task, TaskSpec
 from apportion.tasks.text import Text
 from apportion.training import Tick, fit
+from apportion.units import Allocation
 
-_BATCH, _TIMED = 64, 2000  # rows in a timed call and in all, as in the paper
+
+@dataclass(frozen=True)
+class Timing:
+    """How a model of texts is timed; the defaults are the paper's for its own encoder.
+
+    Padded to the whole length as the paper has it, grouped by length as people would run it, and,
+    if asked for, one row at a time.
+    """
+
+    batch: int = 64
+    rows: int = 2000
+    repeats: int = 5
+    single: bool = False
+    forms: tuple[str, ...] = ("soft", "skip", "cut")
+    predictions: bool = True  # also how much of the bare model's throughput `predict` keeps
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """The ways to put rows together."""
+        return ("padded", "grouped", *(["single"] if self.single else []))
 
 
 @dataclass(frozen=True)
@@ -49,8 +70,12 @@ class Stage:
     baseline: str | None = None
     parent: Stage | None = None
     teacher: Stage | None = None
-    only: float | None = None  # the one budget of a static specialist
+    only: float | None = None  # the one budget of a specialist
     latency: bool = False  # this is the model that is timed
+    keep: int = 0  # units of each layer that scores leave, whatever they say
+    sweep: bool = True  # measured at the sweep's budgets, and not only at those of the tables
+    timing: Timing = Timing()
+    weights: Path | None = None  # folder of the pretrained model, if not where its name says
 
     @property
     def key(self) -> str:
@@ -65,13 +90,32 @@ class Stage:
                 "parent": self.parent and self.parent.key,
                 "teacher": self.teacher and self.teacher.key,
                 **({"baseline": self.baseline} if self.baseline else {}),
+                **({"keep": self.keep} if self.keep else {}),
             }
         )
 
     @property
     def measures(self) -> str:
         """A hash of what is measured on it: a change of budgets measures again, trains not."""
-        return _digest({"budgets": self.budgets, "sweep": SWEEP, "only": self.only, "v": 1})
+        swept = SWEEP if self.sweep else ()
+        return _digest({"budgets": self.budgets, "sweep": swept, "only": self.only, "v": 1})
+
+    @property
+    def has_gates(self) -> bool:
+        """Whether its model has gates: learned ones, or set from scores."""
+        return self.score is not None or (
+            self.recipe is not None and self.recipe.objective != "dense"
+        )
+
+    @property
+    def floor(self) -> int:
+        """Units that each layer keeps at least."""
+        return self.recipe.floor if self.recipe else self.keep
+
+    def build_task(self) -> Task:
+        """The task with its rows; a pretrained model brings its own words."""
+        name = self.model.get("pretrained")
+        return self.task.build(load_words(name, self.task.length, self.weights) if name else None)
 
     @property
     def timed_at(self) -> tuple[float, ...]:
@@ -81,7 +125,7 @@ class Stage:
     @property
     def protocols(self) -> tuple[str | None, ...]:
         """How its rows are put together when it is timed; where all are alike, there is one way."""
-        return ("padded", "grouped") if isinstance(self.task, Text) else (None,)
+        return self.timing.protocols if isinstance(self.task, Text) else (None,)
 
     @property
     def names(self) -> dict[str, Any]:
@@ -115,10 +159,7 @@ def checkpoint_folder(stage: Stage, runs: Path) -> Path:
 
 
 def has_model(stage: Stage, runs: Path) -> bool:
-    """Whether a stage's model is there, or will come from a parent whose model is."""
-    if stage.recipe is None:
-        assert stage.parent is not None, "a baseline has no model, and nothing comes from it"
-        return has_model(stage.parent, runs)
+    """Whether a stage's model is there."""
     return has_checkpoint(checkpoint_folder(stage, runs))
 
 
@@ -143,16 +184,30 @@ def produce(
                 "Choose another folder, or remove it to train again"
             )
         return loaded
-    task = task or stage.task.build()
+    task = task or stage.build_task()
     parent = produce(stage.parent, runs, progress, task) if stage.parent else None
+    start = parent.model if parent else new_model(stage, task)
+    kept: Allocation | None = None
+    model: nn.Module
     if stage.recipe is None:
-        assert parent is not None
-        return parent
-    teacher = produce(stage.teacher, runs, progress, task).model if stage.teacher else None
-    start = parent.model if parent else new_encoder(task, stage.model, stage.seed)
-    if stage.recipe.objective != "dense" and not isinstance(start, Elastic):
-        start = Elastic(start, length=task.length)
-    fitted = fit(start, task, stage.recipe, stage.seed, teacher, state, progress=progress)
+        model, learned = _score(stage, start, task)
+    else:
+        if stage.recipe.objective != "dense" and not isinstance(start, Elastic):
+            start = Elastic(start, length=task.length)
+        elif stage.recipe.objective == "dense" and isinstance(start, Elastic):
+            # A specialist: cut by its parent's gates at its own budget, then trained as it is.
+            assert stage.parent and stage.only
+            kept = start.allocation(stage.only, stage.parent.floor)
+            start = cut(start.plain(), kept)
+        teacher = produce(stage.teacher, runs, progress, task).model if stage.teacher else None
+        fitted = fit(start, task, stage.recipe, stage.seed, teacher, state, progress=progress)
+        model = fitted.model
+        learned = {
+            "epochs": stage.recipe.epochs,
+            "best": asdict(fitted.best),
+            "seconds": round(fitted.seconds, 1),
+            "processes": fitted.processes,
+        }
     notes = {
         "task": dict(task.spec),
         "classes": list(task.classes),
@@ -161,20 +216,31 @@ def produce(
         "seed": stage.seed,
         "recipes": [
             *(parent.notes["recipes"] if parent else []),
-            stage.recipe.to_dict(),
+            *([stage.recipe.to_dict()] if stage.recipe else []),
         ],
-        "training": {
-            "epochs": stage.recipe.epochs,
-            "best": asdict(fitted.best),
-            "seconds": round(fitted.seconds, 1),
-            "processes": fitted.processes,
-            **provenance(threads=torch.get_num_threads()),
-        },
+        "training": {**learned, **provenance(threads=torch.get_num_threads())},
     }
-    checkpoint = Checkpoint(fitted.model, notes, words=task.words)
+    checkpoint = Checkpoint(model, notes, kept, task.words)
     save(checkpoint, folder)
     state.unlink(missing_ok=True)
     return checkpoint
+
+
+def _score(stage: Stage, model: nn.Module, task: Task) -> tuple[Elastic, dict[str, Any]]:
+    """A model whose gates open its units in the order of the stage's scores, and those."""
+    assert stage.score is not None
+    elastic = Elastic(plain_of(model), length=task.length)
+    scored = SOURCES[stage.score](elastic, task, stage.seed)
+    elastic.gates.order_by(scored.scores)
+    scores = [float(f"{score:.6g}") for score in scored.scores.tolist()]
+    return elastic, {"scores": scores, **scored.facts}
+
+
+def new_model(stage: Stage, task: Task) -> nn.Module:
+    """The model that a stage without a parent starts from."""
+    if "pretrained" in stage.model:
+        return load_model(stage.model["pretrained"], task.classes, stage.seed, stage.weights)
+    return new_encoder(task, stage.model, stage.seed)
 
 
 def new_encoder(task: Task, shape: Mapping[str, Any], seed: int) -> Encoder:
@@ -192,13 +258,16 @@ def run_stage(
     """Trains and measures one stage; the last record says that all of them are there."""
     if stage.baseline is not None:
         return _run_baseline(stage)
-    task = stage.task.build()
+    task = stage.build_task()
     checkpoint = produce(stage, runs, progress, task)
     model = checkpoint.model
     if stage.score is not None:
-        measured = _measure_scores(stage, model, task)
+        measured = _measure_scores(stage, checkpoint, task)
     elif isinstance(model, Elastic):
         measured = _measure_elastic(stage, model, task)
+    elif checkpoint.kept is not None:
+        outcome = replace(evaluate(model, task.test), cost=checkpoint.kept.cost)
+        measured = [_point("cut", stage.only or 1.0, outcome)]
     else:
         measured = [_point("dense", 1.0, evaluate(model, task.test))]
     done = {
@@ -235,37 +304,37 @@ def _end_of(stage: Stage, task: Task) -> dict[str, Any]:
     }
 
 
-def _measure_scores(stage: Stage, model: nn.Module, task: Task) -> list[dict[str, Any]]:
+def _measure_scores(stage: Stage, checkpoint: Checkpoint, task: Task) -> list[dict[str, Any]]:
     """What a model keeps when the stage's scores choose its units."""
-    assert stage.score is not None
-    elastic = Elastic(plain_of(model), length=task.length)
-    scores = SOURCES[stage.score](elastic, task, stage.seed)
-    records = [{"kind": "scores", "scores": [round(score, 6) for score in scores.tolist()]}]
+    model, training = checkpoint.model, checkpoint.notes["training"]
+    records = [{"kind": "scores", **{k: v for k, v in training.items() if k in _OF_SCORES}}]
     for budget in stage.budgets:
-        allocation = allocate(scores, elastic.units, budget)
-        outcome = evaluate(elastic, task.test, allocation=allocation, form="hard")
+        outcome = evaluate(model, task.test, budget, "hard", stage.floor)
         records.append(_point("hard", budget, outcome))
     return records
 
 
+_OF_SCORES = ("scores", "passes", "rows", "seconds", "share_of_whole_passes")
+
+
 def _measure_elastic(stage: Stage, model: Elastic, task: Task) -> list[dict[str, Any]]:
     """What a model keeps when its gates do: at its one budget, or at all of the sweep's."""
-    assert stage.recipe is not None
-    floor = stage.recipe.floor
     if stage.only is not None:
         return [
-            _point(form, stage.only, evaluate(model, task.test, stage.only, form, floor))
+            _point(form, stage.only, evaluate(model, task.test, stage.only, form, stage.floor))
             for form in ("soft", "hard")
         ]
-    points = sweep(model, task.test, floor=floor)
+    budgets = sorted({*(SWEEP if stage.sweep else ()), *stage.budgets, 1.0})
+    points = sweep(model, task.test, budgets, floor=stage.floor)
     records = [_point(point.form, point.budget, point.outcome) for point in points]
     for budget in stage.budgets:
-        records.append(_point("cut", budget, evaluate(model, task.test, budget, "cut", floor)))
+        outcome = evaluate(model, task.test, budget, "cut", stage.floor)
+        records.append(_point("cut", budget, outcome))
     records.append({"kind": "monotone", "monotone": is_monotone(points)})
     with torch.no_grad():
         for budget in (*stage.budgets, 1.0):
             z = [round(value, 4) for value in model.gates(budget).tolist()]
-            kept = model.allocation(budget, floor).to_dict()
+            kept = model.allocation(budget, stage.floor).to_dict()
             records.append({"kind": "gates", "budget": budget, "z": z, "kept": kept})
     return records
 
@@ -288,24 +357,24 @@ def time_stage(
 ) -> list[dict[str, Any]]:
     """Latency of a stage's model at each of its budgets, one thread, all arms side by side.
 
-    Tasks of texts go by the paper's protocol, 2,000 test rows five times, padded to the whole
-    length as the paper has them and grouped by length as people would run them. Others, whose
-    rows are all alike, take one batch many times.
+    Tasks of texts go by their `Timing`. Others, whose rows are all alike, take one batch many
+    times.
     """
-    task = stage.task.build()
+    task = stage.build_task()
     model = produce(stage, runs, task=task).model
-    assert isinstance(model, Elastic) and stage.recipe
-    floor = stage.recipe.floor
+    assert isinstance(model, Elastic)
+    how, floor = stage.timing, stage.floor
     if task.words is None:
-        inputs, _ = task.test.batch(torch.arange(min(_BATCH, len(task.test))))
+        inputs, _ = task.test.batch(torch.arange(min(how.batch, len(task.test))))
         timed = time_budgets(model, [inputs], stage.timed_at, 41, 1, floor, progress=progress)
     else:
         timed = []
-        rows = Split(*task.test.batch(torch.arange(min(_TIMED, len(task.test))), padded=True))
+        rows = Split(*task.test.batch(torch.arange(min(how.rows, len(task.test))), padded=True))
         for protocol in stage.protocols:
-            batches = [b for b, _ in rows.batches(_BATCH, padded=protocol == "padded")]
+            size = 1 if protocol == "single" else how.batch
+            batches = [b for b, _ in rows.batches(size, padded=protocol != "grouped")]
             of_protocol = time_budgets(
-                model, batches, stage.timed_at, 5, 1, floor, ("soft", "skip", "cut"), 1, progress
+                model, batches, stage.timed_at, how.repeats, 1, floor, how.forms, 1, progress
             )
             timed += [{**record, "protocol": protocol} for record in of_protocol]
     return [{**stage.names, **record, **provenance()} for record in timed]
@@ -313,11 +382,11 @@ def time_stage(
 
 def time_predictions_of(stage: Stage, runs: Path) -> list[dict[str, Any]]:
     """How much of the bare model's throughput predictions keep, at each budget of a text stage."""
-    task = stage.task.build()
+    task = stage.build_task()
     model = produce(stage, runs, task=task).model
-    assert isinstance(model, Elastic) and stage.recipe
-    skipping = Skipping(model, stage.recipe.floor)
-    timed = [time_predictions(skipping.at(b), task, _BATCH, b) for b in stage.timed_at]
+    assert isinstance(model, Elastic)
+    skipping = Skipping(model, stage.floor)
+    timed = [time_predictions(skipping.at(b), task, stage.timing.batch, b) for b in stage.timed_at]
     return [{**stage.names, **record, **provenance()} for record in timed]
 
 

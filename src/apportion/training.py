@@ -113,7 +113,7 @@ class _Run:
         self.accelerator = Accelerator(cpu=not torch.accelerator.is_available())
         self.identity = _identity(model, task, recipe, seed, teacher)
         student = copy.deepcopy(model)
-        optimizer = torch.optim.AdamW(parameter_groups(student, recipe))
+        optimizer = torch.optim.AdamW(parameter_groups(student, recipe), fused=True)
         self.base_lrs = [group["lr"] for group in optimizer.param_groups]
         self.student: nn.Module
         self.optimizer: torch.optim.Optimizer

@@ -1,1 +1,32 @@
-"""Our own encoder, and (later) models of the Hugging Face hub."""
+"""The models that are gated and cut: our own encoder, and pretrained ones of Transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from apportion.backbones.encoder import Encoder, EncoderConfig
+from apportion.backbones.hub import from_config, is_of_transformers
+
+
+def config_of(model: nn.Module) -> dict[str, Any]:
+    """All that it takes to build a model of the same shape, as plain JSON values."""
+    if isinstance(model, Encoder):
+        return {"model_type": EncoderConfig.model_type, **model.config.to_dict()}
+    if is_of_transformers(model):
+        config: Any = model.config
+        return {**config.to_dict(), "architectures": [type(model).__name__]}
+    raise ValueError(f"{type(model).__name__} is not a model that a checkpoint can hold")
+
+
+def build(config: Mapping[str, Any]) -> nn.Module:
+    """A model of the shape that `config_of` wrote down; its weights are yet to be loaded."""
+    if config.get("model_type") != EncoderConfig.model_type:
+        return from_config(config)
+    shape = {name: value for name, value in config.items() if name != "model_type"}
+    try:
+        return Encoder(EncoderConfig(**shape))
+    except TypeError as error:
+        raise ValueError(f"the config is not one of an encoder: {error}") from None

@@ -204,6 +204,12 @@ def run(
         Path | None,
         typer.Option(help="Folder with the texts of its task, if not where the file says."),
     ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", help="Folder of its pretrained model, if not where the file says."
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Stages to run side by side, one process each.")] = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -212,7 +218,7 @@ def run(
     Records go to results/NAME.jsonl beside the file. A stage whose records are there is not run
     again; a killed run goes on where it was.
     """
-    plan = experiment.read_experiment(file, data)
+    plan = experiment.read_experiment(file, data, weights)
     have = _run(plan, runs or Path("runs") / plan.name, results_of(file), jobs)
     show([t for t in (goal_table(plan, have), budget_table(plan, have)) if t.rows], as_json)
 
@@ -262,7 +268,7 @@ def results_of(file: Path) -> Path:
 def _run(plan: experiment.Experiment, runs: Path, results: Path, jobs: int) -> list[dict[str, Any]]:
     if isinstance(plan.task, Text) and any(driver.unfinished(plan, records.read(results))):
         # Bad rows are found before any training, and people see what they train on.
-        _show_data(plan.task.build())
+        _show_data(plan.stages[0].build_task())
     try:
         with Bars(err) as bars:
             return driver.run(plan, runs, results, bars, jobs)

@@ -9,8 +9,7 @@ from typing import Any
 from apportion.experiment import Experiment
 from apportion.report.tables import Records, Table, main_method, mean_sd, percent, select, times
 
-_PROTOCOLS = ("padded", "grouped")
-_CALLED = {"soft": "soft gates", "skip": "hard skip", "cut": "cut model"}
+_CALLED = {"soft": "soft gates", "hard": "hard mask", "skip": "hard skip", "cut": "cut model"}
 
 
 def latency_table(records: Records) -> Table:
@@ -51,38 +50,47 @@ def latency_table(records: Records) -> Table:
     )
 
 
-def protocol_table(experiment: Experiment, records: Records) -> Table:
-    """Time over all test rows by the paper's protocol, padded and grouped by length."""
-    found = [r for r in select(records, kind="latency") if "protocol" in r]
+def protocol_tables(experiment: Experiment, records: Records) -> list[Table]:
+    """Time of texts by the paper's protocol, padded and grouped by length; and one by one."""
+    return [
+        _protocol_table("protocol", "Measured latency", ("padded", "grouped"), experiment, records),
+        _protocol_table("single", "Measured latency, one row a call", ("single",), experiment, records),
+    ]
+
+
+def _protocol_table(
+    name: str, title: str, protocols: Sequence[str], experiment: Experiment, records: Records
+) -> Table:
+    found = [r for r in select(records, kind="latency") if r.get("protocol") in protocols]
     rows = []
     for method, form, budget in dict.fromkeys((r["method"], r["form"], r["budget"]) for r in found):
         if form == "dense" and method != main_method(experiment):
             continue  # every method has the same dense model in its own turn
         arm = {"method": method, "form": form, "budget": budget}
         cells: list[str] = []
-        for protocol in _PROTOCOLS:
+        for protocol in protocols:
             of_arm = select(records, kind="latency", protocol=protocol, **arm)
             cells += _timed(of_arm) if of_arm else ["–"] * 4
         points = _points(records, method, form, budget)
         cost = mean_sd([p["cost"] for p in points], 3)
-        name = "dense" if form == "dense" else method
+        called = "dense" if form == "dense" else method
         shown = "all open" if form == "dense" else _CALLED[form]
-        rows.append((name, shown, f"{budget:.2f}", cost, percent(points), *cells))
+        rows.append((called, shown, f"{budget:.2f}", cost, percent(points), *cells))
     note = ""
     if found:
         r = found[0]
         note = (
-            f"All {r['rows']:,} test rows, encoded before, batch {r['batch']}, "
+            f"{r['rows']:,} test rows, encoded before, batch {r['batch']}, "
             f"{r['threads']} thread, {r['runtime']}, {r['repeats']} repeats with arms taking turns "
             f"batch by batch; {r['machine']['processor']}. Milliseconds are medians of a seed, "
             "averaged over seeds; a speed-up is the median of paired ratios of a seed, averaged. "
-            f"Padded: every row has {r['length']} tokens, the paper's protocol. Grouped: rows of "
-            "like length share a batch, as people would run it."
+            f"Padded, and one by one: every row has {r['length']} tokens, the paper's protocol. "
+            "Grouped: rows of like length share a batch, as people would run it."
         )
     columns = ["method", "evaluated", "budget", "cost", "accuracy"]
-    for protocol in _PROTOCOLS:
+    for protocol in protocols:
         columns += [f"{protocol}: ms", "speed-up", "bound by MACs", "share of bound"]
-    return Table("protocol", "Measured latency", tuple(columns), tuple(rows), note)
+    return Table(name, title, tuple(columns), tuple(rows), note)
 
 
 def throughput_table(records: Records) -> Table:

@@ -9,7 +9,7 @@ from typing import Any
 from apportion.experiment import Experiment
 from apportion.gates import Gates
 from apportion.report.goals import goal_table
-from apportion.report.speed import latency_table, protocol_table, throughput_table
+from apportion.report.speed import latency_table, protocol_tables, throughput_table
 from apportion.report.tables import (
     Records,
     Table,
@@ -35,7 +35,7 @@ def study_tables(experiment: Experiment, records: Records) -> list[Table]:
         grid_table(experiment, records),
         sweep_table(experiment, records),
         latency_table(records),
-        protocol_table(experiment, records),
+        *protocol_tables(experiment, records),
         throughput_table(records),
         movement_table(experiment, records),
         accounting_table(experiment, records),

@@ -105,8 +105,8 @@ class TaskSpec(Protocol):
     def seed(self) -> int:
         """Of the rows that are drawn."""
 
-    def build(self) -> Task:
-        """The task with its rows."""
+    def build(self, words: Words | None = None) -> Task:
+        """The task with its rows; texts are encoded by these words, or by their own."""
 
     def identity(self) -> dict[str, Any]:
         """What decides its rows, as plain JSON values: part of the key of a stage."""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from apportion.tasks import Split, Task
+from apportion.tasks.words import Words
 
 MARKER = 0  # token ids 1 … values are the values; the fillers come after them
 
@@ -48,8 +49,10 @@ class Marked:
             if getattr(self, name) < 2:
                 raise ValueError(f"{name} needs at least 2 rows, not {getattr(self, name)}")
 
-    def build(self) -> Task:
+    def build(self, words: Words | None = None) -> Task:
         """The task with its rows generated."""
+        if words is not None:
+            raise ValueError("the marked-token task draws its own tokens; it has no texts to encode")
         generator = np.random.default_rng(self.seed)
         sizes = (self.train, self.validation, self.test)
         seen: set[bytes] = set()

@@ -1,4 +1,4 @@
-"""Text classification: rows of a folder or of the hub, drawn by seed, encoded word by word."""
+"""Text classification: rows of a folder or of the hub, drawn by seed, encoded as numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from apportion.tasks import Split, Task
 from apportion.tasks.rows import Row
 from apportion.tasks.sources import Part, Source, read_source
-from apportion.tasks.words import Words, pad
+from apportion.tasks.words import Words
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Text:
         if not self.text:
             raise ValueError("text needs the name of at least one column")
 
-    def build(self) -> Task:
-        """The task with its rows read, drawn and encoded."""
+    def build(self, words: Words | None = None) -> Task:
+        """The task with its rows read, drawn and encoded: by these words, or by their own."""
         source = read_source(self.folder or self.data, self.text, self.label)
         digest = source.digest()
         if self.digest and digest != self.digest:
@@ -61,13 +61,14 @@ class Text:
         classes = _classes(source)
         drawn = _draw(self, source)
         texts = {name: tuple(row.text for row in rows) for name, rows in drawn.items()}
-        words = Words.learn(texts["train"], self.length, self.vocabulary, self.min_count)
+        if words is None:
+            words = Words.learn(texts["train"], self.length, self.vocabulary, self.min_count)
         number = {name: n for n, name in enumerate(classes)}
         splits = {}
         for name, rows in drawn.items():
             labels = torch.tensor([number[row.label] for row in rows])
             encoded = words.encode(texts[name])
-            splits[name] = Split(pad(encoded, self.length), labels, texts[name])
+            splits[name] = Split(words.pad(encoded, self.length), labels, texts[name])
         spec = {"kind": "text", **asdict(self), "digest": digest}
         del spec["folder"]  # of this machine, this time
         return Task(

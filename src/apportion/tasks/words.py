@@ -1,9 +1,10 @@
-"""Words: a tokenizer whose tokens are whole words, learned from training texts alone."""
+"""Words: what turns texts into ids, learned from training texts or brought by a pretrained model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,19 +17,29 @@ PAD, UNKNOWN = "[PAD]", "[UNK]"  # ids 0 and 1
 
 
 class Words:
-    """Texts in, word ids out: lower case, punctuation by itself, truncated to a length."""
+    """Texts in, token ids out, truncated to a length.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        truncation, unknown = tokenizer.truncation, tokenizer.token_to_id(UNKNOWN)
-        if truncation is None or unknown is None or tokenizer.token_to_id(PAD) != 0:
-            raise ValueError(f"a word tokenizer truncates, has {UNKNOWN}, and {PAD} is its first")
+    With `settings`, those of a Transformers tokenizer, it is one that a pretrained model brought:
+    they name its special tokens, and let Transformers read it again.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, settings: Mapping[str, Any] | None = None) -> None:
+        self.settings = None if settings is None else dict(settings)
+        padding = tokenizer.token_to_id(_token(settings, "pad_token", PAD))
+        unknown = tokenizer.token_to_id(_token(settings, "unk_token", UNKNOWN))
+        if tokenizer.truncation is None or unknown is None or padding is None:
+            raise ValueError("a tokenizer of texts truncates, and has tokens to pad and for unknown")
         self._tokenizer = tokenizer
+        self.padding: int = padding
         self.unknown: int = unknown
-        self.length: int = truncation["max_length"]  # the rest of a text is not read
+        self.length: int = tokenizer.truncation["max_length"]  # the rest of a text is not read
 
     @classmethod
     def learn(cls, texts: Iterable[str], length: int, size: int, min_count: int) -> Words:
-        """The most frequent words that stand in the texts `min_count` times, `size` with [UNK]."""
+        """Whole words, lower case, punctuation by itself: the most frequent of the texts.
+
+        Those that stand in them `min_count` times, `size` with [PAD] and [UNK].
+        """
         tokenizer = Tokenizer(WordLevel({PAD: 0, UNKNOWN: 1}, unk_token=UNKNOWN))
         tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # \w+ or [^\w\s]+
@@ -55,19 +66,24 @@ class Words:
         return str(self._tokenizer.to_str(pretty=True))
 
     @classmethod
-    def from_json(cls, text: str) -> Words:
+    def from_json(cls, text: str, settings: Mapping[str, Any] | None = None) -> Words:
         """The inverse of `to_json`."""
         try:
             tokenizer = Tokenizer.from_str(text)
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"not a tokenizer: {error}") from None
-        return cls(tokenizer)
+        return cls(tokenizer, settings)
+
+    def pad(self, rows: Sequence[Sequence[int]], width: int | None = None) -> dict[str, Tensor]:
+        """Ids and mask of rows of different lengths, padded to a width or to the longest."""
+        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+        mask = np.arange(width or lengths.max()) < lengths[:, None]  # [rows, width]
+        ids = np.full(mask.shape, self.padding, dtype=np.int32)
+        ids[mask] = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=lengths.sum())
+        return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
 
 
-def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> dict[str, Tensor]:
-    """Ids and mask of rows of different lengths, padded to a width or to the longest of them."""
-    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    mask = np.arange(width or lengths.max()) < lengths[:, None]  # [rows, width]
-    ids = np.zeros(mask.shape, dtype=np.int32)
-    ids[mask] = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=lengths.sum())
-    return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+def _token(settings: Mapping[str, Any] | None, name: str, ours: str) -> str:
+    """A special token by its role; Transformers writes some as a table with their content."""
+    token = (settings or {}).get(name) or ours
+    return str(token["content"] if isinstance(token, Mapping) else token)
