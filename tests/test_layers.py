@@ -13,7 +13,8 @@ FLOORS = (
     {"cli"},
     {"progress", "report"},
     {"driver"},
-    {"experiment"},
+    {"experiment", "measuring"},
+    {"plausibility"},
     {"stages"},
     {"training", "scoring", "baselines", "prediction"},
     {"evaluation", "benchmark", "checkpoint", "schedule"},
@@ -22,7 +23,8 @@ FLOORS = (
     {"elastic"},
     {"surgery", "allocation"},
     {"sites", "gates"},
-    {"units", "losses", "records", "schema", "goals"},
+    {"state"},
+    {"units", "losses", "records", "schema", "goals", "shrinking"},
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 PUBLIC = "__init__"  # the one place that exports, and knows everybody

@@ -12,7 +12,7 @@ from texts import CLUES, folder, rows, write
 from apportion.tasks.rows import read_csv
 from apportion.tasks.sources import read_hub, read_source
 from apportion.tasks.text import Text
-from apportion.tasks.words import Words, pad
+from apportion.tasks.words import Words
 
 AG_NEWS = Path(__file__).parent.parent.parent / "shared" / "data" / "ag_news"
 
@@ -167,10 +167,11 @@ def test_words_are_lower_case_and_punctuation_stands_alone():
 
 
 def test_padding_is_masked():
-    inputs = pad([[5, 6, 7], [8]])
+    words = Words.learn(["a b"], length=4, size=9, min_count=1)
+    inputs = words.pad([[5, 6, 7], [8]])
     assert inputs["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
     assert inputs["attention_mask"].tolist() == [[True] * 3, [True, False, False]]
-    assert pad([[5]], 4)["input_ids"].shape == (1, 4)
+    assert words.pad([[5]], 4)["input_ids"].shape == (1, 4)
 
 
 GOOD = [("sport", "a match"), ("money", "a bank")] * 10

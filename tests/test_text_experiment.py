@@ -9,13 +9,14 @@ from texts import folder
 
 from apportion import driver
 from apportion.experiment import parse_experiment, read_experiment
+from apportion.measuring import run_stage
 from apportion.recipes import DENSE
 from apportion.report.goals import goal_table
 from apportion.report.page import write_page
 from apportion.report.study import study_tables
 from apportion.report.tables import select
 from apportion.schedule import drop_words, row_order
-from apportion.stages import new_encoder, run_stage
+from apportion.stages import new_encoder
 from apportion.tasks.text import Text
 from apportion.training import fit
 

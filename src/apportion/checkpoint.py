@@ -8,8 +8,7 @@
     tokenizer.json       the words, as the tokenizers library writes them (tasks of texts only)
     tokenizer_config.json  what Transformers needs to read them (pretrained models only)
 
-A folder is written beside its place and moved there whole. While a run is training, its state is
-one safetensors file with the notes in its header (`save_state`).
+A folder is written beside its place and moved there whole.
 """
 
 from __future__ import annotations
@@ -25,15 +24,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from apportion.backbones import build, config_of
 from apportion.backbones.encoder import Encoder, EncoderConfig
+from apportion.backbones.hub import words_of_folder
+from apportion.backbones.reloading import RECORD, carry_code, load_folder
 from apportion.elastic import Elastic, plain_of
-from apportion.records import replacing
 from apportion.sites import find_sites, units_of
+from apportion.state import save_tensors
 from apportion.surgery import cut
 from apportion.tasks.words import Words
 from apportion.units import Allocation, Units
@@ -66,8 +66,16 @@ class Checkpoint:
         return "cut" if self.kept is not None else "dense"
 
 
-def save(checkpoint: Checkpoint, folder: str | Path) -> None:
-    """Writes a checkpoint folder whole or not at all; one that is there already is replaced."""
+def save(
+    checkpoint: Checkpoint | nn.Module, folder: str | Path, self_contained: bool = False
+) -> None:
+    """Writes a checkpoint folder whole or not at all; one that is there already is replaced.
+
+    With `self_contained`, a cut model of Transformers has its code beside it, and loads with
+    `trust_remote_code=True` where apportion is not installed.
+    """
+    if isinstance(checkpoint, nn.Module):
+        checkpoint = Checkpoint(checkpoint)
     folder = Path(folder)
     if folder.exists() and not (folder / MANIFEST).exists():
         raise ValueError(f"{folder} exists and is not a checkpoint; choose another folder")
@@ -76,7 +84,7 @@ def save(checkpoint: Checkpoint, folder: str | Path) -> None:
         shutil.rmtree(stale, ignore_errors=True)  # of a save that was killed
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
     try:
-        _write(checkpoint, part)
+        _write(checkpoint, part, self_contained)
         part.chmod(0o755)
         previous = _previous(folder)
         if folder.exists():
@@ -92,9 +100,15 @@ def save(checkpoint: Checkpoint, folder: str | Path) -> None:
 
 
 def load(folder: str | Path) -> Checkpoint:
-    """The checkpoint in a folder; every file is checked against its recorded hash."""
-    manifest = read_manifest(folder)
+    """The checkpoint in a folder; every file is checked against its recorded hash.
+
+    A folder that Transformers wrote will do as well, of a whole model or of a cut one.
+    """
     folder = _present(Path(folder))
+    if not (folder / MANIFEST).exists() and (folder / CONFIG).exists():
+        model, kept = load_folder(folder)
+        return Checkpoint(model, {}, kept, words_of_folder(folder))
+    manifest = read_manifest(folder)
     try:
         return _read(manifest, folder)
     except (AttributeError, KeyError, TypeError) as error:
@@ -117,7 +131,8 @@ def _read(manifest: Mapping[str, Any], folder: Path) -> Checkpoint:
     kept = None
     if kind == "cut":
         kept = Allocation.from_dict(Units.from_dict(manifest["units"]), manifest["kept"])
-        model = cut(model, kept)
+        if not hasattr(model.config, RECORD):  # or it was built in its sizes
+            model = cut(model, kept)
     _load_weights(model, load_file(folder / WEIGHTS), folder)
     if kind == "elastic":
         facts = manifest["elastic"]
@@ -177,53 +192,7 @@ def weights_digest(model: nn.Module) -> str:
     return sha.hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class TrainingState:
-    """All that a killed run needs to go on."""
-
-    weights: Mapping[str, Tensor]
-    best: dict[str, Tensor]
-    moments: Mapping[int, Mapping[str, Tensor]]  # the optimizer's, by parameter number
-    notes: dict[str, Any]
-
-
-def save_state(path: Path, state: TrainingState) -> None:
-    """Writes a training state in one file, whole or not at all."""
-    tensors = {f"weights/{name}": value for name, value in state.weights.items()}
-    tensors |= {f"best/{name}": value for name, value in state.best.items()}
-    for number, values in state.moments.items():
-        tensors |= {f"moments/{number}/{name}": value for name, value in values.items()}
-    try:
-        with replacing(path) as part:
-            _save_tensors(tensors, part, {"notes": json.dumps(state.notes)})
-    except OSError as error:
-        raise OSError(f"could not write {path}: {error.strerror or error}") from error
-
-
-def load_state(path: Path) -> TrainingState:
-    """Reads what `save_state` wrote."""
-    weights: dict[str, Tensor] = {}
-    best: dict[str, Tensor] = {}
-    moments: dict[int, dict[str, Tensor]] = {}
-    try:
-        with safe_open(path, framework="pt") as file:
-            notes = json.loads(file.metadata()["notes"])
-            for key in file.keys():  # noqa: SIM118 - not a dict
-                where, _, name = key.partition("/")
-                value = file.get_tensor(key)
-                if where == "moments":
-                    number, _, name = name.partition("/")
-                    moments.setdefault(int(number), {})[name] = value
-                else:
-                    (weights if where == "weights" else best)[name] = value
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path} is not a readable training state ({error}); remove it to start again"
-        ) from None
-    return TrainingState(weights, best, moments, notes)
-
-
-def _write(checkpoint: Checkpoint, folder: Path) -> None:
+def _write(checkpoint: Checkpoint, folder: Path, self_contained: bool) -> None:
     model = checkpoint.model
     plain = plain_of(model)
     config = config_of(plain)
@@ -238,8 +207,10 @@ def _write(checkpoint: Checkpoint, folder: Path) -> None:
     if isinstance(plain, Encoder):
         manifest["model"]["config"] = plain.config.to_dict()
     else:
+        if self_contained:
+            config = carry_code(config, folder)
         _write_json(config, folder / CONFIG)
-    _save_tensors(plain.state_dict(), folder / WEIGHTS)
+    save_tensors(plain.state_dict(), folder / WEIGHTS)
     if isinstance(model, Elastic):
         manifest["elastic"] = {
             "kinds": list(model.kinds),
@@ -248,7 +219,7 @@ def _write(checkpoint: Checkpoint, folder: Path) -> None:
             "block": model.block,
         }
         manifest["units"] = model.units.to_dict()
-        _save_tensors(model.gates.state_dict(), folder / GATES)
+        save_tensors(model.gates.state_dict(), folder / GATES)
     elif checkpoint.kept is not None:
         manifest["units"] = checkpoint.kept.units.to_dict()
         manifest["kept"] = checkpoint.kept.to_dict()
@@ -274,7 +245,7 @@ def _check_shape(plain: nn.Module, config: Mapping[str, Any], kept: Allocation |
     """Refuses a model that its config, with what was kept, would not rebuild."""
     with torch.device("meta"):
         rebuilt = build(config)
-    if kept is not None:
+    if kept is not None and RECORD not in config:
         rebuilt = cut(rebuilt, kept)
     for site, whole in zip(find_sites(plain, block=1), find_sites(rebuilt, block=1), strict=True):
         if site.count != whole.count:
@@ -282,17 +253,6 @@ def _check_shape(plain: nn.Module, config: Mapping[str, Any], kept: Allocation |
                 f"layer {site.layer} has {site.count} {site.kind}, not {whole.count}: to save a "
                 "cut model, give the allocation that it was cut by as `kept`"
             )
-
-
-def _save_tensors(
-    tensors: Mapping[str, Tensor], path: Path, header: dict[str, str] | None = None
-) -> None:
-    # A full disk shows as a SafetensorError; to a caller it is a failed write like any other.
-    try:
-        ready = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        save_file(ready, path, metadata=header)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
 
 
 def _load_weights(module: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:

@@ -22,15 +22,9 @@ import torch
 
 from apportion import records
 from apportion.experiment import Experiment, current
+from apportion.measuring import run_stage, time_predictions_of, time_stage
 from apportion.prediction import ENCODING
-from apportion.stages import (
-    Stage,
-    has_model,
-    is_done,
-    run_stage,
-    time_predictions_of,
-    time_stage,
-)
+from apportion.stages import Stage, has_model, is_done
 from apportion.tasks.text import Text
 from apportion.training import Tick
 

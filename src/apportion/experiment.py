@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from apportion.backbones.encoder import EncoderConfig
-from apportion.baselines import BASELINES
 from apportion.evaluation import SWEEP
 from apportion.gates import check_budget
 from apportion.goals import Goal
+from apportion.plausibility import check_goals, check_model, check_stage
 from apportion.recipes import Recipe, recipe
 from apportion.schema import check
-from apportion.scoring import SOURCES
 from apportion.stages import Stage, Timing
 from apportion.tasks import TaskSpec
 from apportion.tasks.marked import Marked
@@ -126,7 +125,7 @@ def _experiment(data: dict[str, Any], folder: Path | None, weights: Path | None)
         if any(stage.method == entry["method"] for stage in stages):
             raise ValueError(f"there are two stages of method {entry['method']!r}")
         model = {**data["model"], **entry.get("model", {})}
-        _check_model(model, task, weights)
+        check_model(model, task, weights)
         cells = [(d, s) for d in data_seeds for s in seeds]
         if paired:
             cells = list(zip(data_seeds, seeds, strict=True))
@@ -142,7 +141,7 @@ def _experiment(data: dict[str, Any], folder: Path | None, weights: Path | None)
         for row in data.get(section, ()):
             check(f"[[{section}]]", row, get_type_hints(kind))
     goals = tuple(Goal(**row) for row in data.get("goal", ()))
-    _check_goals(goals, stages)
+    check_goals(goals, stages)
     unknown = set(data.get("figure", ())) - {stage.method for stage in stages}
     if unknown:
         raise ValueError(f"figure names {', '.join(sorted(unknown))}, which is no stage")
@@ -179,19 +178,6 @@ def _timing(table: Mapping[str, Any]) -> Timing:
     check("[timing]", table, get_type_hints(Timing))
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
     return Timing(**values)
-
-
-def _check_model(model: Mapping[str, Any], task: TaskSpec, weights: Path | None) -> None:
-    """Complains of a [model] that could not be built, before anything is."""
-    if "pretrained" in model:
-        check("[model]", model, {"pretrained": str, "digest": str})
-        if not isinstance(task, Text):
-            raise ValueError("[model] pretrained needs a [task] of kind 'text'")
-        return
-    if weights is not None:
-        raise ValueError("[model] has no pretrained weights; their folder can't be given")
-    check("[model]", model, _SHAPE)
-    EncoderConfig(vocabulary=1, length=task.length, **model)
 
 
 _TASKS: dict[str, Any] = {"marked": Marked, "text": Text}
@@ -270,63 +256,9 @@ def _stages_of(
             keep=entry.get("keep", 0),
             sweep=entry.get("sweep", True),
         )
-        _check_stage(stage, numbers)
+        check_stage(stage, numbers)
         made.append(stage)
     return made
-
-
-def _check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
-    """Complains of a stage that could not run, before any other has."""
-    if sum(made is not None for made in (stage.recipe, stage.score, stage.baseline)) != 1:
-        raise ValueError(f"stage {stage.method!r} needs one of a recipe, a score or a baseline")
-    each = stage.only is not None
-    if stage.baseline is not None:
-        if stage.baseline not in BASELINES:
-            raise ValueError(f"unknown baseline {stage.baseline!r}; known: {', '.join(BASELINES)}")
-        if stage.parent or stage.teacher or each or stage.latency or numbers:
-            raise ValueError(f"stage {stage.method!r} is a baseline: it needs nothing else")
-        if not isinstance(stage.task, Text):
-            raise ValueError(f"stage {stage.method!r} is a baseline of texts; the task has none")
-        return
-    for source in (stage.parent, stage.teacher):
-        if source is not None and source.baseline is not None:
-            raise ValueError(
-                f"stage {stage.method!r} refers to {source.method!r}, a baseline without a model"
-            )
-    if stage.recipe is None:
-        if stage.score not in SOURCES:
-            raise ValueError(f"unknown score {stage.score!r}; known: {', '.join(SOURCES)}")
-        if stage.parent is None or each or stage.latency or numbers:
-            raise ValueError(f"stage {stage.method!r} has a score: it needs 'from', and no more")
-        return
-    if stage.recipe.word_dropout and not isinstance(stage.task, Text):
-        raise ValueError(f"stage {stage.method!r} has word_dropout; the task has no words")
-    if stage.keep:
-        raise ValueError(f"stage {stage.method!r} has a recipe, which has a floor; keep is of scores")
-    if stage.recipe.objective != "dense":
-        return
-    gates = stage.parent is not None and stage.parent.has_gates
-    if each != gates:
-        raise ValueError(
-            f"stage {stage.method!r} trains a plain model: from one with gates, it is cut at each "
-            "budget, and from any other there are no budgets"
-        )
-    if stage.latency:
-        raise ValueError(f"stage {stage.method!r} has no gates, so it has no budgets to time")
-
-
-def _check_goals(goals: Iterable[Goal], stages: Iterable[Stage]) -> None:
-    """Complains of a goal that no record could ever meet."""
-    of_method = {stage.method: stage for stage in stages}
-    for goal in goals:
-        for method in filter(None, (goal.method, goal.against)):
-            if method not in of_method:
-                raise ValueError(f"[[goal]] {goal.name!r} is of {method!r}, which is no stage")
-        timed = goal.share_of_bound is not None or goal.share_of_cut is not None
-        if timed and (goal.protocol is None) == isinstance(of_method[goal.method].task, Text):
-            raise ValueError(
-                f"[[goal]] {goal.name!r}: timing of texts, and no other, has a protocol"
-            )
 
 
 _FILE = {
@@ -356,9 +288,4 @@ _STAGE = {
     "latency": bool,
     "keep": int,
     "sweep": bool,
-}
-_SHAPE = {
-    name: hint
-    for name, hint in get_type_hints(EncoderConfig).items()
-    if name not in ("vocabulary", "length", "classes", "model_type")  # those are not to choose
 }

@@ -57,7 +57,7 @@ class Gates(nn.Module):
         """Sets the gates so that each budget opens the units that score highest.
 
         a_u = κ·logit(q_u) and softplus(s_u) = κ, with q_u the share of units that score lower:
-        z_u(B) > 1/2 exactly where q_u > 1 - B. A larger κ would be nearer to 0 and 1, and learn less.
+        z_u(B) > 1/2 exactly where q_u > 1 - B. A larger κ is nearer to 0 and 1, and learns less.
         """
         rank = torch.argsort(torch.argsort(scores.detach().cpu(), descending=True, stable=True))
         q = 1.0 - (rank.to(self.a) + 0.5) / len(rank)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from apportion.elastic import Elastic
 from apportion.evaluation import logits_of
-from apportion.sites import find_sites, layers_of
+from apportion.sites import find_sites, layers_path
 from apportion.tasks import Split, Task
 from apportion.units import Units
 
@@ -143,9 +143,8 @@ def _from_layer(model: nn.Module, layer: int, seen: Mapping[str, Any]) -> Iterat
 
 
 def _layer_names(model: nn.Module) -> list[str]:
-    layers = layers_of(model)
-    above = next(name for name, module in model.named_modules() if module is layers)
-    return [f"{above}.{number}" for number in range(len(layers))]
+    above = layers_path(model)
+    return [f"{above}.{number}" for number, _ in model.get_submodule(above).named_children()]
 
 
 def _attention_names(model: nn.Module) -> dict[int, str]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from apportion.units import KINDS, Unit, Units
 
+CUT = "cut-"  # stands before the model type of one that was cut
 BLOCK = 64  # feed-forward neurons that are switched together
 
 
@@ -155,12 +156,10 @@ def find_sites(
     return tuple(sites)
 
 
-def layers_of(model: nn.Module) -> nn.ModuleList:
-    """The layers that a model runs one after the other."""
-    _, base = _base(model)
-    layers = _part(base, _row(model).layers)[1]
-    assert isinstance(layers, nn.ModuleList)
-    return layers
+def layers_path(model: nn.Module) -> str:
+    """The name of the list of layers that a model runs one after the other."""
+    prefix, base = _base(model)
+    return prefix + _part(base, _row(model).layers)[0]
 
 
 def units_of(sites: Sequence[Site], length: int) -> Units:
@@ -176,6 +175,7 @@ def units_of(sites: Sequence[Site], length: int) -> Units:
 
 def _row(model: nn.Module) -> Architecture:
     model_type = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    model_type = model_type.removeprefix(CUT)
     if model_type not in ARCHITECTURES:
         raise ValueError(
             f"unknown architecture {model_type!r}; known: {', '.join(sorted(ARCHITECTURES))}. "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from apportion.shrinking import recount_heads
 from apportion.sites import Site, find_sites
 from apportion.units import Allocation
 
@@ -29,7 +31,13 @@ def cut(model: nn.Module, allocation: Allocation, share: bool = False) -> nn.Mod
         site = _in_units(site, span.stop - span.start)
         indices = allocation.indices(site.layer, site.kind)
         _cut_site(smaller, site, kept_columns(site, indices), share)
+    for note in AFTER_CUT:
+        note(smaller, allocation)
     return smaller
+
+
+# Who has to know of each cut model: the room of another library's models, which then reload.
+AFTER_CUT: list[Callable[[nn.Module, Allocation], None]] = []
 
 
 def _in_units(site: Site, count: int) -> Site:
@@ -61,50 +69,8 @@ def _cut_site(model: nn.Module, site: Site, columns: Tensor, share: bool) -> Non
     last.weight = _slice(last.weight, columns, 1, share)
     last.in_features = len(columns)
     if site.kind == "heads":
-        _recount_heads(model, site, len(columns))
-
-
-# What attention modules call the number of their heads, and the width of all of them. They do not
-# compute with it, but exporters read it.
-_HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads")
-_HEAD_WIDTHS = ("all_head_size",)
-
-
-def _recount_heads(model: nn.Module, site: Site, columns: int) -> None:
-    attention = model.get_submodule(site.inputs[0].rpartition(".")[0])
-    for names, number in ((_HEAD_COUNTS, columns // site.width), (_HEAD_WIDTHS, columns)):
-        for name in names:
-            if hasattr(attention, name):
-                setattr(attention, name, number)
-    if site.attention and not columns:
-        above, _, name = site.attention.rpartition(".")
-        stand_in = WithoutHeads(model.get_submodule(site.attention), site)
-        setattr(model.get_submodule(above), name, stand_in)
-
-
-class WithoutHeads(nn.Module):
-    """In place of an attention that has no head left: nothing is mixed, a bias remains.
-
-    It keeps the parts of the one that it replaces under their names, empty as they are.
-    """
-
-    def __init__(self, attention: nn.Module, site: Site) -> None:
-        super().__init__()
-        for name, part in attention.named_children():
-            setattr(self, name, part)
-        for name, value in vars(attention).items():
-            if isinstance(value, int) and not name.startswith("_"):
-                setattr(self, name, value)
-        # Some modules end with the output projection, of others it stands outside.
-        inside = site.output.removeprefix(f"{site.attention}.")
-        self.ends_with = inside if inside != site.output else ""
-
-    def forward(self, hidden_states: Tensor, *_: object, **__: object) -> tuple[Tensor, None]:
-        """What attention with all of its heads masked would have given."""
-        nothing = hidden_states[..., :0]
-        if not self.ends_with:
-            return nothing, None
-        return self.get_submodule(self.ends_with)(nothing), None
+        heads = len(columns) // site.width
+        recount_heads(model, site.inputs[0], site.output, site.attention, heads)
 
 
 def _slice(values: Tensor, columns: Tensor, dim: int, share: bool) -> nn.Parameter:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from apportion.checkpoint import TrainingState, load_state, save_state, weights_digest
+from apportion.checkpoint import weights_digest
 from apportion.elastic import Elastic, plain_of
 from apportion.evaluation import count_correct, logits_of
 from apportion.losses import budget_loss, distill_loss
@@ -30,6 +30,7 @@ from apportion.schedule import (
     parameter_groups,
     row_order,
 )
+from apportion.state import TrainingState, load_state, save_state
 from apportion.tasks import Split, Task
 
 

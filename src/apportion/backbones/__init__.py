@@ -9,6 +9,11 @@ from torch import nn
 
 from apportion.backbones.encoder import Encoder, EncoderConfig
 from apportion.backbones.hub import from_config, is_of_transformers
+from apportion.backbones.reloading import register_when_imported, remember_cut
+from apportion.surgery import AFTER_CUT
+
+AFTER_CUT.append(remember_cut)
+register_when_imported()
 
 
 def config_of(model: nn.Module) -> dict[str, Any]:

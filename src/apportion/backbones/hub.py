@@ -12,7 +12,7 @@ import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,14 @@ def load_model(
     transformers = _transformers()
     source = find_source(name, folder)
     known = list((_read(transformers.AutoConfig, source).id2label or {}).values())
-    options = {"output_loading_info": True, "use_safetensors": True}
     loader = transformers.AutoModelForSequenceClassification
-    with torch.random.fork_rng(), _quiet():
+    with torch.random.fork_rng():
         torch.manual_seed(seed)
         if set(known) == set(classes):
-            model, info = _read(loader, source, **options)
+            model, info = read_pretrained(loader, source)
             _reorder_head(model, [known.index(label) for label in classes])
         else:
-            encoder, info = _read(transformers.AutoModel, source, **options)
+            encoder, info = read_pretrained(transformers.AutoModel, source)
             model = loader.from_config(_for_classes(encoder.config, classes))
             getattr(model, model.base_model_prefix).load_state_dict(
                 encoder.state_dict(), strict=False
@@ -76,14 +75,15 @@ def is_of_transformers(model: nn.Module) -> bool:
 
 def from_config(config: Mapping[str, Any]) -> nn.Module:
     """A model of Transformers from the values of its config.json, without pretrained weights."""
-    transformers = _transformers()
-    values = dict(config)
-    kind, (name, *_) = values.pop("model_type"), values.pop("architectures")
+    values = {name: value for name, value in config.items() if name != "model_type"}
     try:
-        model: nn.Module = getattr(transformers, name)(
-            transformers.AutoConfig.for_model(kind, **values)
-        )
-    except (AttributeError, TypeError, ValueError) as error:
+        (name,) = values["architectures"]
+        classes: Any = _transformers()
+        if name.startswith("Cut"):
+            classes = import_module("apportion.backbones.cut_models")
+        of_name = getattr(classes, name)
+        model: nn.Module = of_name(of_name.config_class.from_dict(values))
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"the config is not one of a model of Transformers: {_first_line(error)}"
         ) from None
@@ -95,10 +95,12 @@ def load_words(name: str, length: int, folder: Path | None = None) -> Words:
     source = find_source(name, folder)
     with _quiet():
         tokenizer = _read(_transformers().AutoTokenizer, source)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise ValueError(f"{source} has no tokenizer: tokenizer.json or vocab.txt is missing")
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise ValueError(f"{source} has no fast tokenizer (tokenizer.json or vocab.txt)")
-    longest = getattr(tokenizer, "model_max_length", length)
+        raise ValueError(f"the tokenizer of {source} is not a fast one")
+    longest = tokenizer.model_max_length
     if length > longest:
         raise ValueError(f"{source} reads {longest} tokens at most, not {length}")
     with tempfile.TemporaryDirectory() as place:
@@ -107,6 +109,18 @@ def load_words(name: str, length: int, folder: Path | None = None) -> Words:
     backend.no_padding()
     backend.enable_truncation(length)
     return Words(backend, {name: v for name, v in settings.items() if name not in _OF_THE_MOMENT})
+
+
+def words_of_folder(folder: Path) -> Words | None:
+    """The tokenizer in a folder of Transformers, if it has one, for as long texts as it takes."""
+    if not any((folder / name).exists() for name in ("tokenizer.json", "vocab.txt")):
+        return None
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    longest = int(config.get("max_position_embeddings", 512))
+    padding = config.get("pad_token_id") or 0
+    if config.get("model_type", "").endswith("roberta"):
+        longest -= padding + 1  # its positions begin after the one of padding
+    return load_words(str(folder), longest)
 
 
 _OF_THE_MOMENT = ("is_local", "local_files_only", "max_length", "stride", "name_or_path")
@@ -135,6 +149,19 @@ def digest_of(source: str) -> str:
     """A short hash of the weights file in a folder."""
     sha = hashlib.sha256((Path(source) / "model.safetensors").read_bytes())
     return sha.hexdigest()[:16]
+
+
+def read_pretrained(loader: Any, source: str, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A model from its safetensors weights, and what was missing or left over."""
+    if Path(source).is_dir() and not list(Path(source).glob("*.safetensors")):
+        raise ValueError(
+            f"{source} has no model.safetensors; other weights, which are pickled, are not read"
+        )
+    with _quiet():
+        model, info = _read(
+            loader, source, output_loading_info=True, use_safetensors=True, **options
+        )
+    return model, info
 
 
 def _read(loader: Any, source: str, **options: Any) -> Any:
@@ -178,7 +205,9 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise ValueError("pretrained models need Transformers: pip install 'apportion[hub]'") from None
+        raise ValueError(
+            "pretrained models need Transformers: pip install 'apportion[hub]'"
+        ) from None
     return transformers
 
 

@@ -206,9 +206,7 @@ def run(
     ] = None,
     weights: Annotated[
         Path | None,
-        typer.Option(
-            "--model", help="Folder of its pretrained model, if not where the file says."
-        ),
+        typer.Option("--model", help="Folder of its pretrained model, if not where the file says."),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Stages to run side by side, one process each.")] = 1,
     as_json: AsJson = False,

@@ -54,7 +54,9 @@ def protocol_tables(experiment: Experiment, records: Records) -> list[Table]:
     """Time of texts by the paper's protocol, padded and grouped by length; and one by one."""
     return [
         _protocol_table("protocol", "Measured latency", ("padded", "grouped"), experiment, records),
-        _protocol_table("single", "Measured latency, one row a call", ("single",), experiment, records),
+        _protocol_table(
+            "single", "Measured latency, one row a call", ("single",), experiment, records
+        ),
     ]
 
 

@@ -52,7 +52,7 @@ class Marked:
     def build(self, words: Words | None = None) -> Task:
         """The task with its rows generated."""
         if words is not None:
-            raise ValueError("the marked-token task draws its own tokens; it has no texts to encode")
+            raise ValueError("the marked-token task draws its own tokens; it has no texts")
         generator = np.random.default_rng(self.seed)
         sizes = (self.train, self.validation, self.test)
         seen: set[bytes] = set()

@@ -1,4 +1,4 @@
-"""Words: what turns texts into ids, learned from training texts or brought by a pretrained model."""
+"""Words: what turns texts into ids, learned from training texts or brought by a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Words:
         padding = tokenizer.token_to_id(_token(settings, "pad_token", PAD))
         unknown = tokenizer.token_to_id(_token(settings, "unk_token", UNKNOWN))
         if tokenizer.truncation is None or unknown is None or padding is None:
-            raise ValueError("a tokenizer of texts truncates, and has tokens to pad and for unknown")
+            raise ValueError("a tokenizer truncates, and has a token to pad and one for unknown")
         self._tokenizer = tokenizer
         self.padding: int = padding
         self.unknown: int = unknown

@@ -1,0 +1,215 @@
+"""Cut models of Transformers that reload: their config records the cut, their class rebuilds it."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module, resources
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from apportion.backbones.hub import is_of_transformers, read_pretrained
+from apportion.records import write_text
+from apportion.sites import ARCHITECTURES, CUT, find_sites, layers_path, units_of
+from apportion.units import Allocation
+
+RECORD = "apportion"  # the field of a config that says what was kept
+CODE = ("cut_models.py", "shrinking.py")  # of a folder that loads without apportion
+_AUTO = "transformers.models.auto.configuration_auto"
+
+
+def remember_cut(model: nn.Module, allocation: Allocation) -> None:
+    """Makes a cut model of Transformers one that saves what was kept, and reloads by it."""
+    if not is_of_transformers(model):
+        return
+    classes = _cut_models()
+    name = type(model).__name__.removeprefix("Cut")
+    if not hasattr(sys.modules["transformers"], name):
+        return  # somebody's own class: nobody could find it again by its name
+    config: Any = model.config
+    record = _record(model, allocation, getattr(config, RECORD, None))
+    config.__class__ = getattr(classes, f"Cut{type(config).__name__.removeprefix('Cut')}")
+    setattr(config, RECORD, record)
+    config.architectures = [f"Cut{name}"]
+    model.__class__ = getattr(classes, f"Cut{name}")
+
+
+def _record(
+    model: nn.Module, allocation: Allocation, before: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What was kept, of how many, and where: in numbers of the model that was never cut."""
+    above = layers_path(model)
+    record: dict[str, Any] = {"kept": {}, "of": {}, "where": {"layers": above}}
+    if before is not None:
+        record = json.loads(json.dumps(before))
+    kinds = sorted({kind for _, kind in allocation.units.spans}, reverse=True)
+    for site in find_sites(model, kinds, block=1):
+        within = f"{above}.{site.layer}."
+        parts: dict[str, Any] = {
+            "inputs": [name.removeprefix(within) for name in site.inputs],
+            "output": site.output.removeprefix(within),
+        }
+        if site.kind == "heads":
+            parts["attention"] = site.attention.removeprefix(within)
+        record["where"][site.kind] = parts
+        span = allocation.units.spans.get((site.layer, site.kind), slice(0, 0))
+        count, kept = span.stop - span.start, allocation.indices(site.layer, site.kind)
+        layer = f"layer {site.layer}"
+        of = record["of"].setdefault(layer, {})
+        stays = record["kept"].setdefault(layer, {})
+        if site.kind in stays:
+            kept, count = _compose(stays[site.kind], of[site.kind], kept, count)
+        stays[site.kind], of[site.kind] = kept, count
+    return record
+
+
+def _compose(
+    first: Sequence[int], of: int, then: Sequence[int], count: int
+) -> tuple[list[int], int]:
+    """A cut of a cut as one cut: units of different sizes are split until they are alike."""
+    if not first:
+        return [], of
+    pieces = math.lcm(len(first), count)
+    here, there = pieces // len(first), pieces // count
+    all_pieces = [unit * here + piece for unit in first for piece in range(here)]
+    kept = [all_pieces[unit * there + piece] for unit in then for piece in range(there)]
+    return kept, of * here
+
+
+def load_folder(folder: Path) -> tuple[nn.Module, Allocation | None]:
+    """The model in a folder that Transformers wrote, and what was kept if it was cut.
+
+    It may have been cut by apportion, or by `prune_heads` of Transformers 4.
+    """
+    transformers, classes = import_module("transformers"), _cut_models()
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kind = str(values.get("model_type", "")).removeprefix(CUT)
+    if kind not in ARCHITECTURES:
+        raise ValueError(
+            f"{folder} holds a model of type {kind!r}; known: {', '.join(sorted(ARCHITECTURES))}"
+        )
+    name = (values.get("architectures") or [""])[0].removeprefix("Cut")
+    whole = getattr(transformers, name, None)
+    if whole is None:
+        raise ValueError(f"the config in {folder} names no class of Transformers: {name!r}")
+    config = whole.config_class.from_dict({k: v for k, v in values.items() if k != "model_type"})
+    with torch.device("meta"):
+        empty = whole(config)
+    kept = None
+    if values.get(RECORD):
+        kept = _kept(empty, values[RECORD])
+    elif values.get("pruned_heads"):
+        kept = _without(empty, values["pruned_heads"])
+    if kept is not None:
+        setattr(config, RECORD, _record(empty, kept, None))
+        config.__class__ = getattr(classes, f"Cut{type(config).__name__}")
+        config.pruned_heads = {}
+        whole = getattr(classes, f"Cut{name}")
+    model, info = read_pretrained(whole, str(folder), config=config)
+    if info["missing_keys"]:
+        lost = sorted(info["missing_keys"])
+        raise ValueError(f"the weights in {folder} do not fit its config: {lost[0]} is missing")
+    return model.eval(), kept
+
+
+def _kept(model: nn.Module, record: Mapping[str, Any]) -> Allocation:
+    """The allocation that a record describes, checked against the whole model."""
+    try:
+        of = record["of"]["layer 0"]
+        sizes = {site.kind: site.count * site.width for site in find_sites(model, list(of))}
+        block = sizes["feedforward"] // of["feedforward"] if "feedforward" in of else 1
+        units = units_of(find_sites(model, list(of), block), length=128)
+        return Allocation.from_dict(units, record["kept"])
+    except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"the config's record of a cut is damaged: {error!r}") from None
+
+
+def _without(model: nn.Module, pruned: Mapping[str, Sequence[int]]) -> Allocation:
+    """The allocation of a model whose heads were pruned by Transformers 4."""
+    units = units_of(find_sites(model, ("heads",)), length=128)
+    gone = {(int(layer), head) for layer, heads in pruned.items() for head in heads}
+    there = {(unit.layer, unit.index) for unit in units}
+    if gone - there:
+        layer, head = min(gone - there)
+        raise ValueError(f"the config prunes head {head} of layer {layer}, which there is not")
+    keeps = [n for n, unit in enumerate(units) if (unit.layer, unit.index) not in gone]
+    return Allocation.of(units, keeps)
+
+
+def carry_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Writes the code that a cut model needs beside it; its config with where that is.
+
+    Such a folder loads with `trust_remote_code=True` where apportion is not installed.
+    """
+    package = resources.files("apportion")
+    code = (package / "backbones" / CODE[0]).read_text(encoding="utf-8")
+    write_text(folder / CODE[0], code.replace("from apportion.shrinking", "from .shrinking"))
+    write_text(folder / CODE[1], (package / CODE[1]).read_text(encoding="utf-8"))
+    (name,) = config["architectures"]
+    transformers = import_module("transformers")
+    whole = getattr(transformers, name.removeprefix("Cut"))
+    module = CODE[0].removesuffix(".py")
+    made = {"AutoConfig": f"{module}.Cut{whole.config_class.__name__}"}
+    for auto in _cut_models().AUTO:
+        models = getattr(transformers, auto)._model_mapping
+        if whole.config_class in models and models[whole.config_class] is whole:
+            made[auto] = f"{module}.{name}"
+    return {**config, "auto_map": made}
+
+
+class _Later:
+    """In place of a config class of a cut model, which is made when something is asked of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(_cut_models(), self._name), name)
+
+
+def _register(auto: ModuleType) -> None:
+    """Tells the Auto classes the types of cut models; a config then tells them of its models."""
+    for kind in ARCHITECTURES:
+        if kind in auto.CONFIG_MAPPING_NAMES:
+            later = _Later(f"Cut{auto.CONFIG_MAPPING_NAMES[kind]}")
+            auto.CONFIG_MAPPING.register(CUT + kind, later, exist_ok=True)
+
+
+class _Watcher(importlib.abc.MetaPathFinder):
+    """Registers cut models once Transformers' Auto classes are imported, which is slow to do."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != _AUTO:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def then_register(module: ModuleType) -> None:
+            execute(module)
+            _register(module)
+
+        spec.loader.exec_module = then_register  # type: ignore[method-assign]
+        return spec
+
+
+def register_when_imported() -> None:
+    """Makes folders of cut models load by the Auto classes, now or when those are imported."""
+    if _AUTO in sys.modules:
+        _register(sys.modules[_AUTO])
+    elif not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watcher())
+
+
+def _cut_models() -> ModuleType:
+    return import_module("apportion.backbones.cut_models")

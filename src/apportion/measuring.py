@@ -1,0 +1,160 @@
+"""Measuring a stage: its model's accuracy at each budget, then its time, as records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from apportion.baselines import BASELINES
+from apportion.benchmark import count_parameters, time_budgets
+from apportion.checkpoint import Checkpoint, weights_digest
+from apportion.elastic import Elastic, plain_of
+from apportion.evaluation import SWEEP, Outcome, evaluate, is_monotone, sweep
+from apportion.prediction import time_predictions
+from apportion.records import provenance
+from apportion.skipping import Skipping
+from apportion.stages import Stage, produce
+from apportion.tasks import Split, Task
+from apportion.training import Tick
+
+
+def run_stage(
+    stage: Stage, runs: Path, progress: Callable[[Tick], None] | None = None
+) -> list[dict[str, Any]]:
+    """Trains and measures one stage; the last record says that all of them are there."""
+    if stage.baseline is not None:
+        return _run_baseline(stage)
+    task = stage.build_task()
+    checkpoint = produce(stage, runs, progress, task)
+    model = checkpoint.model
+    if stage.score is not None:
+        measured = _measure_scores(stage, checkpoint, task)
+    elif isinstance(model, Elastic):
+        measured = _measure_elastic(stage, model, task)
+    elif checkpoint.kept is not None:
+        outcome = replace(evaluate(model, task.test), cost=checkpoint.kept.cost)
+        measured = [_point("cut", stage.only or 1.0, outcome)]
+    else:
+        measured = [_point("dense", 1.0, evaluate(model, task.test))]
+    done = {
+        **_end_of(stage, task),
+        "weights": weights_digest(checkpoint.model),
+        "parameters": count_parameters(plain_of(checkpoint.model)),
+        "training": checkpoint.notes["training"] if stage.recipe else None,
+    }
+    return [{**stage.names, **record} for record in (*measured, done)]
+
+
+def _run_baseline(stage: Stage) -> list[dict[str, Any]]:
+    """A method of another kind on the same rows, for the same table."""
+    assert stage.baseline is not None
+    task = stage.task.build()
+    outcome, chosen = BASELINES[stage.baseline](task)
+    point = {**_point("baseline", 1.0, outcome), "chosen": chosen}
+    done = {**_end_of(stage, task), "training": None}
+    return [{**stage.names, **record} for record in (point, done)]
+
+
+def _end_of(stage: Stage, task: Task) -> dict[str, Any]:
+    """What says that a stage's records are all there, and what they came from."""
+    return {
+        "kind": "stage",
+        "measures": stage.measures,
+        "parent": stage.parent and stage.parent.key,
+        "teacher": stage.teacher and stage.teacher.key,
+        "recipe": stage.recipe and stage.recipe.to_dict(),
+        "score": stage.score,
+        "data": task.digest(),
+        "facts": dict(task.facts),
+        **provenance(threads=torch.get_num_threads()),
+    }
+
+
+def _measure_scores(stage: Stage, checkpoint: Checkpoint, task: Task) -> list[dict[str, Any]]:
+    """What a model keeps when the stage's scores choose its units."""
+    model, training = checkpoint.model, checkpoint.notes["training"]
+    records = [{"kind": "scores", **{k: v for k, v in training.items() if k in _OF_SCORES}}]
+    for budget in stage.budgets:
+        outcome = evaluate(model, task.test, budget, "hard", stage.floor)
+        records.append(_point("hard", budget, outcome))
+    return records
+
+
+_OF_SCORES = ("scores", "passes", "rows", "seconds", "share_of_whole_passes")
+
+
+def _measure_elastic(stage: Stage, model: Elastic, task: Task) -> list[dict[str, Any]]:
+    """What a model keeps when its gates do: at its one budget, or at all of the sweep's."""
+    if stage.only is not None:
+        return [
+            _point(form, stage.only, evaluate(model, task.test, stage.only, form, stage.floor))
+            for form in ("soft", "hard")
+        ]
+    budgets = sorted({*(SWEEP if stage.sweep else ()), *stage.budgets, 1.0})
+    points = sweep(model, task.test, budgets, floor=stage.floor)
+    records = [_point(point.form, point.budget, point.outcome) for point in points]
+    for budget in stage.budgets:
+        outcome = evaluate(model, task.test, budget, "cut", stage.floor)
+        records.append(_point("cut", budget, outcome))
+    records.append({"kind": "monotone", "monotone": is_monotone(points)})
+    with torch.no_grad():
+        for budget in (*stage.budgets, 1.0):
+            z = [round(value, 4) for value in model.gates(budget).tolist()]
+            kept = model.allocation(budget, stage.floor).to_dict()
+            records.append({"kind": "gates", "budget": budget, "z": z, "kept": kept})
+    return records
+
+
+def _point(form: str, budget: float, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "kind": "point",
+        "form": form,
+        "budget": budget,
+        "split": "test",
+        "rows": outcome.rows,
+        "accuracy": round(outcome.accuracy, 6),
+        "loss": round(outcome.loss, 6),
+        "cost": round(outcome.cost, 6),
+    }
+
+
+def time_stage(
+    stage: Stage, runs: Path, progress: Callable[[int, int], None] | None = None
+) -> list[dict[str, Any]]:
+    """Latency of a stage's model at each of its budgets, one thread, all arms side by side.
+
+    Tasks of texts go by their `Timing`. Others, whose rows are all alike, take one batch many
+    times.
+    """
+    task = stage.build_task()
+    model = produce(stage, runs, task=task).model
+    assert isinstance(model, Elastic)
+    how, floor = stage.timing, stage.floor
+    if task.words is None:
+        inputs, _ = task.test.batch(torch.arange(min(how.batch, len(task.test))))
+        timed = time_budgets(model, [inputs], stage.timed_at, 41, 1, floor, progress=progress)
+    else:
+        timed = []
+        rows = Split(*task.test.batch(torch.arange(min(how.rows, len(task.test))), padded=True))
+        for protocol in stage.protocols:
+            size = 1 if protocol == "single" else how.batch
+            batches = [b for b, _ in rows.batches(size, padded=protocol != "grouped")]
+            of_protocol = time_budgets(
+                model, batches, stage.timed_at, how.repeats, 1, floor, how.forms, 1, progress
+            )
+            timed += [{**record, "protocol": protocol} for record in of_protocol]
+    return [{**stage.names, **record, **provenance()} for record in timed]
+
+
+def time_predictions_of(stage: Stage, runs: Path) -> list[dict[str, Any]]:
+    """How much of the bare model's throughput predictions keep, at each budget of a text stage."""
+    task = stage.build_task()
+    model = produce(stage, runs, task=task).model
+    assert isinstance(model, Elastic)
+    skipping = Skipping(model, stage.floor)
+    timed = [time_predictions(skipping.at(b), task, stage.timing.batch, b) for b in stage.timed_at]
+    return [{**stage.names, **record, **provenance()} for record in timed]

@@ -1,0 +1,91 @@
+"""What an experiment file may ask for: complaints come before anything is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from apportion.backbones.encoder import EncoderConfig
+from apportion.baselines import BASELINES
+from apportion.goals import Goal
+from apportion.schema import check
+from apportion.scoring import SOURCES
+from apportion.stages import Stage
+from apportion.tasks import TaskSpec
+from apportion.tasks.text import Text
+
+_SHAPE = {
+    name: hint
+    for name, hint in get_type_hints(EncoderConfig).items()
+    if name not in ("vocabulary", "length", "classes", "model_type")  # those are not to choose
+}
+
+
+def check_model(model: Mapping[str, Any], task: TaskSpec, weights: Path | None) -> None:
+    """Complains of a [model] that could not be built, before anything is."""
+    if "pretrained" in model:
+        check("[model]", model, {"pretrained": str, "digest": str})
+        if not isinstance(task, Text):
+            raise ValueError("[model] pretrained needs a [task] of kind 'text'")
+        return
+    if weights is not None:
+        raise ValueError("[model] has no pretrained weights; their folder can't be given")
+    check("[model]", model, _SHAPE)
+    EncoderConfig(vocabulary=1, length=task.length, **model)
+
+
+def check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
+    """Complains of a stage that could not run, before any other has."""
+    if sum(made is not None for made in (stage.recipe, stage.score, stage.baseline)) != 1:
+        raise ValueError(f"stage {stage.method!r} needs one of a recipe, a score or a baseline")
+    each = stage.only is not None
+    if stage.baseline is not None:
+        if stage.baseline not in BASELINES:
+            raise ValueError(f"unknown baseline {stage.baseline!r}; known: {', '.join(BASELINES)}")
+        if stage.parent or stage.teacher or each or stage.latency or numbers:
+            raise ValueError(f"stage {stage.method!r} is a baseline: it needs nothing else")
+        if not isinstance(stage.task, Text):
+            raise ValueError(f"stage {stage.method!r} is a baseline of texts; the task has none")
+        return
+    for source in (stage.parent, stage.teacher):
+        if source is not None and source.baseline is not None:
+            raise ValueError(
+                f"stage {stage.method!r} refers to {source.method!r}, a baseline without a model"
+            )
+    if stage.recipe is None:
+        if stage.score not in SOURCES:
+            raise ValueError(f"unknown score {stage.score!r}; known: {', '.join(SOURCES)}")
+        if stage.parent is None or each or stage.latency or numbers:
+            raise ValueError(f"stage {stage.method!r} has a score: it needs 'from', and no more")
+        return
+    if stage.recipe.word_dropout and not isinstance(stage.task, Text):
+        raise ValueError(f"stage {stage.method!r} has word_dropout; the task has no words")
+    if stage.keep:
+        raise ValueError(
+            f"stage {stage.method!r} has a recipe, which has a floor; keep is of scores"
+        )
+    if stage.recipe.objective != "dense":
+        return
+    gates = stage.parent is not None and stage.parent.has_gates
+    if each != gates:
+        raise ValueError(
+            f"stage {stage.method!r} trains a plain model: from one with gates, it is cut at each "
+            "budget, and from any other there are no budgets"
+        )
+    if stage.latency:
+        raise ValueError(f"stage {stage.method!r} has no gates, so it has no budgets to time")
+
+
+def check_goals(goals: Iterable[Goal], stages: Iterable[Stage]) -> None:
+    """Complains of a goal that no record could ever meet."""
+    of_method = {stage.method: stage for stage in stages}
+    for goal in goals:
+        for method in filter(None, (goal.method, goal.against)):
+            if method not in of_method:
+                raise ValueError(f"[[goal]] {goal.name!r} is of {method!r}, which is no stage")
+        timed = goal.share_of_bound is not None or goal.share_of_cut is not None
+        if timed and (goal.protocol is None) == isinstance(of_method[goal.method].task, Text):
+            raise ValueError(
+                f"[[goal]] {goal.name!r}: timing of texts, and no other, has a protocol"
+            )

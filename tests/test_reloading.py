@@ -1,0 +1,313 @@
+"""Cut models of Transformers reload: by apportion, by the Auto classes, and without apportion."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pretrained import tokenizer, write_pretrained
+from safetensors.torch import load_file, save_file
+from test_conformance import SHAPES, ask, from_transformers
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    BertForSequenceClassification,
+)
+
+import apportion
+from apportion.backbones.hub import load_model, load_words
+from apportion.checkpoint import load, save
+from apportion.elastic import Elastic
+from apportion.heads import prune_heads
+from apportion.surgery import cut
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def inputs_of(name):
+    if name == "vit":
+        return {"pixel_values": torch.randn(2, 3, 12, 12)}
+    mask = (torch.arange(9) < torch.tensor([9, 4])[:, None]).long()
+    return {"input_ids": torch.randint(2, 20, (2, 9)), "attention_mask": mask}
+
+
+def smaller_of(name, kinds=("heads",), kernel="sdpa"):
+    """A cut model with an uneven layout, and a layer without heads."""
+    elastic = Elastic(from_transformers(name, kernel), kinds, length=9, block=32)
+    with torch.no_grad():
+        elastic.gates.a.copy_(torch.randn(len(elastic.units)))
+        elastic.gates.a[:4] = -9.0
+    return elastic.cut(0.5).eval(), elastic.allocation(0.5)
+
+
+@pytest.mark.parametrize("kinds", [("heads",), ("heads", "feedforward")], ids=["heads", "all"])
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_a_cut_model_that_was_saved_reloads(name, kinds, tmp_path):
+    smaller, kept = smaller_of(name, kinds)
+    inputs = inputs_of(name)
+    smaller.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    auto = AutoModelForImageClassification if name == "vit" else AutoModelForSequenceClassification
+    again = auto.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        expected = ask(smaller, inputs)
+        assert torch.equal(ask(loaded.model, inputs), expected)
+        assert torch.equal(ask(again, inputs), expected)
+    assert loaded.kind == "cut"
+    assert loaded.kept.to_dict() == kept.to_dict()
+
+
+def test_a_cut_model_is_still_of_its_class():
+    smaller, _ = smaller_of("bert")
+    assert isinstance(smaller, BertForSequenceClassification)
+
+
+def test_people_can_read_what_was_kept_in_the_config(tmp_path):
+    smaller = prune_heads(from_transformers("bert", "sdpa"), {0: [1], 1: range(4)})
+    smaller.save_pretrained(tmp_path)
+    record = json.loads((tmp_path / "config.json").read_text())["apportion"]
+    assert record["kept"]["layer 0"] == {"heads": [0, 2, 3]}
+    assert record["kept"]["layer 1"] == {"heads": []}
+    assert record["of"]["layer 2"] == {"heads": 4}
+
+
+@pytest.mark.parametrize(("first", "then"), [(("heads",), ("heads",)), (("feedforward",),) * 2])
+def test_a_cut_of_a_cut_reloads(first, then, tmp_path):
+    elastic = Elastic(from_transformers("bert", "sdpa"), first, length=9, block=32)
+    once = Elastic(elastic.cut(0.5), then, length=9, block=16)
+    twice = once.cut(0.5).eval()
+    twice.save_pretrained(tmp_path)
+    inputs = inputs_of("bert")
+    with torch.no_grad():
+        assert torch.equal(ask(load(tmp_path).model, inputs), ask(twice, inputs))
+
+
+def test_a_fresh_process_gets_the_same_logits(tmp_path):
+    smaller, kept = smaller_of("bert")
+    elastic = Elastic(from_transformers("bert", "sdpa"), length=9)
+    inputs = inputs_of("bert")
+    smaller.save_pretrained(tmp_path / "plain")
+    save(apportion.Checkpoint(smaller, {}, kept), tmp_path / "cut")
+    save(elastic, tmp_path / "elastic")
+    with torch.no_grad():
+        expected = {
+            **inputs,
+            "plain": ask(smaller, inputs),
+            "cut": ask(smaller, inputs),
+            "elastic": ask(elastic.eval(), inputs, budget=0.4),
+        }
+    save_file(expected, tmp_path / "expected.safetensors")
+    script = """
+import sys, torch, apportion
+from pathlib import Path
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification
+home = Path(sys.argv[1])
+seen = load_file(home / "expected.safetensors")
+inputs = {name: seen[name] for name in ("input_ids", "attention_mask")}
+with torch.no_grad():
+    for name in ("plain", "cut"):
+        assert torch.equal(apportion.load(home / name).model(**inputs).logits, seen[name]), name
+        auto = AutoModelForSequenceClassification.from_pretrained(home / name).eval()
+        assert torch.equal(auto(**inputs).logits, seen[name]), name
+    elastic = apportion.load(home / "elastic").model
+    assert torch.equal(elastic(**inputs, budget=0.4).logits, seen["elastic"])
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+
+
+def test_importing_apportion_does_not_import_transformers():
+    script = "import sys, apportion; assert 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert", "vit"])
+def test_a_self_contained_folder_loads_without_apportion(name, tmp_path):
+    smaller, kept = smaller_of(name)
+    inputs = inputs_of(name)
+    save(apportion.Checkpoint(smaller, {}, kept), tmp_path / "cut", self_contained=True)
+    with torch.no_grad():
+        save_file({**inputs, "logits": ask(smaller, inputs)}, tmp_path / "expected.safetensors")
+    script = """
+import sys
+sys.modules["apportion"] = None
+import torch, transformers
+from safetensors.torch import load_file
+home = sys.argv[1]
+seen = load_file(home + "/expected.safetensors")
+expected = seen.pop("logits")
+auto = getattr(transformers, sys.argv[2])
+model = auto.from_pretrained(home + "/cut", trust_remote_code=True).eval()
+with torch.no_grad():
+    assert torch.equal(model(**seen).logits, expected)
+"""
+    auto = (
+        "AutoModelForImageClassification" if name == "vit" else "AutoModelForSequenceClassification"
+    )
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "code"), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", script, str(tmp_path), auto], check=True, env=environment)
+    assert load(tmp_path / "cut").kind == "cut"
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted(GOLDEN.iterdir()) if path.is_dir()])
+def test_cutting_is_what_transformers_4_did(name):
+    """Oracle: models that `prune_heads` of 4.54.0 pruned, made by tests/golden/make.py."""
+    facts = json.loads((GOLDEN / name / "expected.json").read_text())
+    inputs = {key: torch.tensor(values) for key, values in facts["inputs"].items()}
+    config = AutoConfig.from_pretrained(GOLDEN / name)
+    config.pruned_heads = {}
+    whole = AutoModelForSequenceClassification.from_config(config).eval()
+    whole.load_state_dict(load_file(GOLDEN / name / "whole.safetensors"), strict=False)
+    smaller = prune_heads(whole, {0: [1, 3], 1: [0, 1, 2]}).eval()
+    reloaded = load(GOLDEN / name)
+    theirs = load_file(GOLDEN / name / "model.safetensors")
+    for key, value in smaller.state_dict().items():
+        assert torch.equal(value, theirs[key]), key
+    with torch.no_grad():
+        expected = torch.tensor(facts["pruned"])
+        assert torch.allclose(ask(whole, inputs), torch.tensor(facts["whole"]), atol=1e-6)
+        assert torch.allclose(ask(smaller, inputs), expected, atol=1e-6)
+        assert torch.allclose(ask(reloaded.model, inputs), expected, atol=1e-6)
+    assert reloaded.kept.to_dict()["layer 1"] == {"heads": [3]}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    smaller, _ = smaller_of("bert")
+    smaller.save_pretrained(tmp_path / "cut")
+    return tmp_path / "cut"
+
+
+def edit(folder, change):
+    values = json.loads((folder / "config.json").read_text())
+    change(values)
+    (folder / "config.json").write_text(json.dumps(values))
+
+
+BAD = {
+    "heads that there are not": (
+        lambda v: v["apportion"]["kept"]["layer 1"].update(heads=[0, 7]),
+        "names units that this model does not have",
+    ),
+    "another number of heads": (
+        lambda v: v["apportion"]["kept"]["layer 1"].update(heads=[0]),
+        "do not fit|size mismatch|can't be loaded",
+    ),
+    "no record of a layer": (
+        lambda v: v["apportion"]["kept"].pop("layer 1"),
+        "says nothing of the heads of layer 1",
+    ),
+    "a damaged record": (lambda v: v["apportion"].pop("of"), "record of a cut is damaged"),
+    "another architecture": (lambda v: v.update(model_type="mamba"), "known: .*bert"),
+    "no such class": (lambda v: v.update(architectures=["Nobody"]), "no class of Transformers"),
+    "pruned heads that there are not": (
+        lambda v: (v.pop("apportion"), v.update(pruned_heads={"0": [9]}, model_type="bert")),
+        "head 9 of layer 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_config_that_does_not_fit_is_refused(folder, case):
+    change, says = BAD[case]
+    edit(folder, change)
+    with pytest.raises(ValueError, match=says):
+        load(folder)
+
+
+def test_pickled_weights_are_refused(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="pickled, are not read"):
+        load(folder)
+    with pytest.raises(ValueError, match="pickled, are not read"):
+        load_model(str(folder), ["a", "b"], 7)
+
+
+def test_a_folder_that_is_no_checkpoint_is_named(tmp_path):
+    with pytest.raises(ValueError, match="not a checkpoint"):
+        load(tmp_path)
+    with pytest.raises(ValueError, match=r"no config\.json"):
+        load_model(str(tmp_path), ["a", "b"], 7)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return write_pretrained(tmp_path_factory.mktemp("hub") / "encoder")
+
+
+def test_a_new_head_is_drawn_by_the_seed(encoder):
+    once, again, other = (load_model(str(encoder), ["a", "b", "c"], seed) for seed in (7, 7, 8))
+    assert torch.equal(once.classifier.weight, again.classifier.weight)
+    assert not torch.equal(once.classifier.weight, other.classifier.weight)
+    assert torch.equal(
+        once.bert.encoder.layer[0].output.dense.weight,
+        other.bert.encoder.layer[0].output.dense.weight,
+    )
+    assert once.config.id2label == {0: "a", 1: "b", 2: "c"}
+
+
+def test_a_trained_head_is_kept_in_the_order_of_the_classes(encoder, tmp_path):
+    trained = load_model(str(encoder), ["sport", "money"], 7)
+    trained.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path), ["money", "sport"], 8)
+    assert torch.equal(loaded.classifier.weight, trained.classifier.weight[[1, 0]])
+    assert loaded.config.id2label == {0: "money", 1: "sport"}
+    replaced = load_model(str(tmp_path), ["a", "b", "c"], 8)
+    assert replaced.classifier.out_features == 3
+
+
+def test_weights_that_are_missing_are_named(encoder, tmp_path):
+    trained = load_model(str(encoder), ["sport", "money"], 7)
+    trained.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["bert.encoder.layer.1.output.dense.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for classes in (["sport", "money"], ["a", "b", "c"]):
+        with pytest.raises(ValueError, match="do not fit its config"):
+            load_model(str(tmp_path), classes, 7)
+
+
+def test_a_missing_tokenizer_is_said(encoder, tmp_path):
+    load_model(str(encoder), ["a", "b"], 7).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        load_words(str(tmp_path), 20)
+    assert load(tmp_path).words is None
+
+
+def test_texts_longer_than_a_model_reads_are_refused(encoder):
+    with pytest.raises(ValueError, match="32 tokens at most, not 64"):
+        load_words(str(encoder), 64)
+
+
+def test_the_tokenizer_of_a_folder_comes_along(encoder, tmp_path):
+    load_model(str(encoder), ["a", "b"], 7).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    words = load(tmp_path).words
+    assert words.length == 32
+    assert words.encode(["the bank"]) == tokenizer()(["the bank"])["input_ids"]
+
+
+def test_without_a_network_a_name_says_what_to_do(monkeypatch):
+    from huggingface_hub import HfApi
+
+    def unreachable(*_, **__):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(HfApi, "model_info", unreachable)
+    with pytest.raises(ValueError, match=r"no route to host.*give a folder.*'minilm'"):
+        load_model("nobody/nothing", ["a", "b"], 7)
+
+
+def test_a_cut_of_everything_is_the_model():
+    model = from_transformers("bert", "sdpa").eval()
+    elastic = Elastic(model, length=9)
+    same = cut(model, elastic.allocation(1.0)).eval()
+    inputs = inputs_of("bert")
+    with torch.no_grad():
+        assert torch.equal(ask(same, inputs), ask(model, inputs))
