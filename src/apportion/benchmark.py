@@ -17,6 +17,7 @@ from apportion.elastic import Elastic
 from apportion.sites import find_sites
 from apportion.skipping import Skipping
 from apportion.surgery import cut
+from apportion.units import Allocation
 
 Arm = Callable[[], object]
 TIMED_FORMS = ("soft", "hard", "skip", "cut")
@@ -129,11 +130,12 @@ def time_budgets(
     forms: Sequence[str] = TIMED_FORMS,
     warmup: int = 3,
     progress: Callable[[int, int], None] | None = None,
+    reload: Callable[[nn.Module, Allocation], nn.Module] | None = None,
 ) -> list[dict[str, Any]]:
     """Latency records of an elastic model over some batches.
 
     Arms: all units open and, at each budget, soft gates, the hard mask, hard skipping and the cut
-    model. Soft gates and the hard mask compute every unit.
+    model, which `reload` may save and load before. Soft gates and the hard mask compute every unit.
     """
     if not isinstance(model, Elastic):
         raise ValueError("only an elastic model has budgets to time")
@@ -145,10 +147,14 @@ def time_budgets(
         allocation = model.allocation(budget, floor)
         # Skipping shares memory between budgets; so do these, or caches would favour the one.
         smaller = cut(plain, allocation, share=True)
+        if reload is not None:
+            smaller = reload(smaller, allocation)
+        if "skip" in forms:
+            skipping.prepare(budget)
         of_form = {
             "soft": (_calls_on(model, batches, budget=budget), plain),
             "hard": (_calls_on(model, batches, allocation=allocation), plain),
-            "skip": (_calls_on(skipping.prepare(budget), batches, budget=budget), smaller),
+            "skip": (_calls_on(skipping, batches, budget=budget), smaller),
             "cut": (_calls_on(smaller, batches), smaller),
         }
         for form in forms:

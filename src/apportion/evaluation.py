@@ -55,7 +55,7 @@ def evaluate(
     form: Form = "soft",
     floor: int = 0,
     allocation: Allocation | None = None,
-    batch_size: int = 256,
+    batch_size: int = 32,
 ) -> Outcome:
     """How a model does on a split.
 
@@ -85,7 +85,7 @@ def evaluate(
 
 
 def count_correct(
-    model: nn.Module, split: Split, batch_size: int = 256, **options: Any
+    model: nn.Module, split: Split, batch_size: int = 32, **options: Any
 ) -> tuple[int, float]:
     """The number of rows that a model gets right, and its summed loss."""
     device = next(model.parameters()).device
@@ -116,6 +116,19 @@ def sweep(
         for form in forms
         for budget in budgets
     ]
+
+
+def rank_agreement(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's correlation of two rankings of the same units: 1 if they are alike."""
+    from scipy import stats  # slow to import
+
+    return float(stats.spearmanr(first, second).statistic)
+
+
+def retention(low: Allocation, high: Allocation) -> float:
+    """The share of the units kept at a low budget that a higher one keeps as well."""
+    both = sum(a and b for a, b in zip(low.kept, high.kept, strict=True))
+    return both / low.count
 
 
 def is_monotone(points: Sequence[Point]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -62,8 +62,10 @@ class Experiment:
         """The model in a few words."""
         if "pretrained" in self.model:
             return str(self.model["pretrained"])
-        shape = EncoderConfig(vocabulary=1, length=self.task.length, **self.model)
-        return f"{shape.layers} layers x {shape.heads} heads, hidden {shape.hidden}"
+        defaults = {f.name: f.default for f in fields(EncoderConfig)}
+        shape = {**defaults, **self.model}
+        kind = f"{shape['architecture']}, random weights, " if "architecture" in shape else ""
+        return f"{kind}{shape['layers']} layers x {shape['heads']} heads, hidden {shape['hidden']}"
 
     def stages_of(self, method: str) -> list[Stage]:
         """The stages of one method."""

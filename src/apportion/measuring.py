@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from apportion.backbones.encoder import Encoder
 from apportion.baselines import BASELINES
-from apportion.benchmark import count_parameters, time_budgets
-from apportion.checkpoint import Checkpoint, weights_digest
+from apportion.benchmark import TIMED_FORMS, count_parameters, time_budgets
+from apportion.checkpoint import Checkpoint, load, save, weights_digest
 from apportion.elastic import Elastic, plain_of
 from apportion.evaluation import SWEEP, Outcome, evaluate, is_monotone, sweep
 from apportion.prediction import time_predictions
@@ -20,6 +23,7 @@ from apportion.skipping import Skipping
 from apportion.stages import Stage, produce
 from apportion.tasks import Split, Task
 from apportion.training import Tick
+from apportion.units import Allocation
 
 
 def run_stage(
@@ -84,7 +88,17 @@ def _measure_scores(stage: Stage, checkpoint: Checkpoint, task: Task) -> list[di
     return records
 
 
-_OF_SCORES = ("scores", "passes", "rows", "seconds", "share_of_whole_passes")
+_OF_SCORES = (
+    "scores",
+    "passes",
+    "rows",
+    "seconds",
+    "share_of_passes",
+    "share_of_padded_passes",
+)
+
+
+_RANKED_AT = (0.25, 0.75)  # where the paper compares the rankings of the gates
 
 
 def _measure_elastic(stage: Stage, model: Elastic, task: Task) -> list[dict[str, Any]]:
@@ -102,7 +116,7 @@ def _measure_elastic(stage: Stage, model: Elastic, task: Task) -> list[dict[str,
         records.append(_point("cut", budget, outcome))
     records.append({"kind": "monotone", "monotone": is_monotone(points)})
     with torch.no_grad():
-        for budget in (*stage.budgets, 1.0):
+        for budget in sorted({*stage.budgets, *_RANKED_AT, 1.0}):
             z = [round(value, 4) for value in model.gates(budget).tolist()]
             kept = model.allocation(budget, stage.floor).to_dict()
             records.append({"kind": "gates", "budget": budget, "z": z, "kept": kept})
@@ -133,20 +147,39 @@ def time_stage(
     task = stage.build_task()
     model = produce(stage, runs, task=task).model
     assert isinstance(model, Elastic)
-    how, floor = stage.timing, stage.floor
+    how, timed = stage.timing, []
     if task.words is None:
         inputs, _ = task.test.batch(torch.arange(min(how.batch, len(task.test))))
-        timed = time_budgets(model, [inputs], stage.timed_at, 41, 1, floor, progress=progress)
+        ways: dict[str | None, list[dict[str, Tensor]]] = {None: [inputs]}
+        forms, repeats, warmup = how.forms or TIMED_FORMS, how.repeats or 41, 3
     else:
-        timed = []
         rows = Split(*task.test.batch(torch.arange(min(how.rows, len(task.test))), padded=True))
-        for protocol in stage.protocols:
-            size = 1 if protocol == "single" else how.batch
-            batches = [b for b, _ in rows.batches(size, padded=protocol != "grouped")]
-            of_protocol = time_budgets(
-                model, batches, stage.timed_at, how.repeats, 1, floor, how.forms, 1, progress
-            )
-            timed += [{**record, "protocol": protocol} for record in of_protocol]
+        ways = {
+            protocol: [
+                inputs
+                for inputs, _ in rows.batches(
+                    1 if protocol == "single" else how.batch, padded=protocol != "grouped"
+                )
+            ]
+            for protocol in stage.protocols
+        }
+        forms, repeats, warmup = how.forms or ("soft", "skip", "cut"), how.repeats or 5, 1
+    reload = None if isinstance(model.model, Encoder) else _reloaded
+    for protocol, batches in ways.items():
+        of_protocol = time_budgets(
+            model,
+            batches,
+            stage.timed_at,
+            repeats,
+            1,
+            stage.floor,
+            forms,
+            warmup,
+            progress,
+            reload,
+        )
+        named = {} if protocol is None else {"protocol": protocol}
+        timed += [{**record, **named} for record in of_protocol]
     return [{**stage.names, **record, **provenance()} for record in timed]
 
 
@@ -158,3 +191,10 @@ def time_predictions_of(stage: Stage, runs: Path) -> list[dict[str, Any]]:
     skipping = Skipping(model, stage.floor)
     timed = [time_predictions(skipping.at(b), task, stage.timing.batch, b) for b in stage.timed_at]
     return [{**stage.names, **record, **provenance()} for record in timed]
+
+
+def _reloaded(smaller: nn.Module, kept: Allocation) -> nn.Module:
+    """A cut model after it was saved and loaded, as people would run it."""
+    with tempfile.TemporaryDirectory() as place:
+        save(Checkpoint(smaller, {}, kept), Path(place) / "cut")
+        return load(Path(place) / "cut").model

@@ -10,11 +10,13 @@ from apportion.backbones.encoder import EncoderConfig
 from apportion.baselines import BASELINES
 from apportion.goals import Goal
 from apportion.schema import check
-from apportion.scoring import SOURCES
+from apportion.scoring import LEARNED, SOURCES
+from apportion.sites import ARCHITECTURES
 from apportion.stages import Stage
 from apportion.tasks import TaskSpec
 from apportion.tasks.text import Text
 
+_SIZES = ("layers", "heads", "hidden", "feedforward")
 _SHAPE = {
     name: hint
     for name, hint in get_type_hints(EncoderConfig).items()
@@ -28,6 +30,17 @@ def check_model(model: Mapping[str, Any], task: TaskSpec, weights: Path | None) 
         check("[model]", model, {"pretrained": str, "digest": str})
         if not isinstance(task, Text):
             raise ValueError("[model] pretrained needs a [task] of kind 'text'")
+        return
+    if "architecture" in model:
+        check("[model]", model, {"architecture": str, **{name: int for name in _SIZES}})
+        missing = [name for name in _SIZES if name not in model]
+        if missing:
+            raise ValueError(f"[model] of an architecture needs {', '.join(missing)}")
+        if model["architecture"] not in ARCHITECTURES:
+            known = ", ".join(sorted(ARCHITECTURES))
+            raise ValueError(
+                f"[model] architecture must be one of {known}, not {model['architecture']!r}"
+            )
         return
     if weights is not None:
         raise ValueError("[model] has no pretrained weights; their folder can't be given")
@@ -54,10 +67,18 @@ def check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
                 f"stage {stage.method!r} refers to {source.method!r}, a baseline without a model"
             )
     if stage.recipe is None:
-        if stage.score not in SOURCES:
-            raise ValueError(f"unknown score {stage.score!r}; known: {', '.join(SOURCES)}")
-        if stage.parent is None or each or stage.latency or numbers:
-            raise ValueError(f"stage {stage.method!r} has a score: it needs 'from', and no more")
+        if stage.score not in (*SOURCES, LEARNED):
+            known = ", ".join((*SOURCES, LEARNED))
+            raise ValueError(f"unknown score {stage.score!r}; known: {known}")
+        has_teacher = stage.teacher is not None and stage.teacher.has_gates
+        if has_teacher != (stage.score == LEARNED):
+            raise ValueError(f"score {LEARNED!r}, and no other, needs a teacher with gates")
+        untrained = "architecture" in stage.model
+        if (stage.parent is None) != untrained or each or numbers:
+            raise ValueError(
+                f"stage {stage.method!r} has a score: it needs 'from', and no more, or a [model] "
+                "of an architecture with random weights"
+            )
         return
     if stage.recipe.word_dropout and not isinstance(stage.task, Text):
         raise ValueError(f"stage {stage.method!r} has word_dropout; the task has no words")

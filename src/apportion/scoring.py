@@ -55,12 +55,26 @@ def loss_increase(model: Elastic, split: Split) -> Scored:
                             z[position] = 0.0
                             rises[position] += float(_loss(model, inputs, labels, z) - whole)
             seconds += time.perf_counter() - started
+        padded_seconds = _time_padded(model, split)
     facts = {
         "passes": len(units),
         "seconds": round(seconds, 1),
-        "share_of_whole_passes": round(seconds / (whole_seconds * len(units)), 4),
+        # Of the time that a whole pass for each unit takes: over the same batches, where rows of
+        # like length are together, and over rows that are all padded to the whole length.
+        "share_of_passes": round(seconds / (whole_seconds * len(units)), 4),
+        "share_of_padded_passes": round(seconds / (padded_seconds * len(units)), 4),
     }
     return Scored(rises / len(split), facts)
+
+
+def _time_padded(model: Elastic, split: Split) -> float:
+    """Seconds of a whole pass over padded rows, from a few batches of them."""
+    rows = torch.split(torch.arange(len(split)), _BATCH)[:4]
+    batches = [split.batch(part, padded=True) for part in rows]
+    started = time.perf_counter()
+    for inputs, labels in batches:
+        _loss(model, inputs, labels, torch.ones(len(model.units)))
+    return (time.perf_counter() - started) * len(split) / sum(map(len, rows))
 
 
 def squared_gradient(model: Elastic, split: Split) -> Scored:
@@ -86,12 +100,18 @@ def random(units: Units, seed: int) -> Scored:
     return Scored(torch.rand(len(units), generator=torch.Generator().manual_seed(seed)), {})
 
 
+def learned(teacher: Elastic) -> Scored:
+    """What another model's gates learned, as scores for this one: is the order alone worth it?"""
+    return Scored(teacher.gates(0.5).detach(), {})
+
+
 # By name, as experiment files call them: from a model, its task and a seed.
 SOURCES: dict[str, Callable[[Elastic, Task, int], Scored]] = {
     "loss-increase": lambda model, task, seed: loss_increase(model, task.validation),
     "squared-gradient": lambda model, task, seed: squared_gradient(model, task.train),
     "random": lambda model, task, seed: random(model.units, seed),
 }
+LEARNED = "learned"  # the one that takes a teacher with gates
 
 
 def _loss(model: Elastic, inputs: Mapping[str, Tensor], labels: Tensor, z: Tensor) -> Tensor:

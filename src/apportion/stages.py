@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from apportion.backbones.encoder import Encoder, EncoderConfig
-from apportion.backbones.hub import load_model, load_words
+from apportion.backbones.hub import load_model, load_words, untrained_model
 from apportion.checkpoint import Checkpoint, has_checkpoint, load, save
 from apportion.elastic import Elastic, plain_of
 from apportion.evaluation import SWEEP
 from apportion.recipes import Recipe
 from apportion.records import provenance
-from apportion.scoring import SOURCES
+from apportion.scoring import LEARNED, SOURCES, learned
 from apportion.surgery import cut
 from apportion.tasks import Task, TaskSpec
 from apportion.tasks.text import Text
@@ -33,23 +33,18 @@ from apportion.units import Allocation
 
 @dataclass(frozen=True)
 class Timing:
-    """How a model of texts is timed; the defaults are the paper's for its own encoder.
+    """How a model is timed; the defaults are the paper's for its own encoder.
 
-    Padded to the whole length as the paper has it, grouped by length as people would run it, and,
-    if asked for, one row at a time.
+    Texts are padded to the whole length as the paper has it, grouped by length as people would
+    run it and, if asked for, taken one at a time.
     """
 
     batch: int = 64
-    rows: int = 2000
-    repeats: int = 5
+    rows: int = 2000  # of texts; where rows are all alike, one batch will do
+    repeats: int | None = None  # 5 over all rows of texts, or 41 of the one batch
     single: bool = False
-    forms: tuple[str, ...] = ("soft", "skip", "cut")
+    forms: tuple[str, ...] | None = None  # of those that are timed; all, of texts but the mask
     predictions: bool = True  # also how much of the bare model's throughput `predict` keeps
-
-    @property
-    def protocols(self) -> tuple[str, ...]:
-        """The ways to put rows together."""
-        return ("padded", "grouped", *(["single"] if self.single else []))
 
 
 @dataclass(frozen=True)
@@ -121,7 +116,9 @@ class Stage:
     @property
     def protocols(self) -> tuple[str | None, ...]:
         """How its rows are put together when it is timed; where all are alike, there is one way."""
-        return self.timing.protocols if isinstance(self.task, Text) else (None,)
+        if not isinstance(self.task, Text):
+            return (None,)
+        return ("padded", "grouped", *(["single"] if self.timing.single else []))
 
     @property
     def names(self) -> dict[str, Any]:
@@ -183,10 +180,11 @@ def produce(
     task = task or stage.build_task()
     parent = produce(stage.parent, runs, progress, task) if stage.parent else None
     start = parent.model if parent else new_model(stage, task)
+    teacher = produce(stage.teacher, runs, progress, task).model if stage.teacher else None
     kept: Allocation | None = None
     model: nn.Module
     if stage.recipe is None:
-        model, learned = _score(stage, start, task)
+        model, facts = _score(stage, start, task, teacher)
     else:
         if stage.recipe.objective != "dense" and not isinstance(start, Elastic):
             start = Elastic(start, length=task.length)
@@ -195,10 +193,9 @@ def produce(
             assert stage.parent and stage.only
             kept = start.allocation(stage.only, stage.parent.floor)
             start = cut(start.plain(), kept)
-        teacher = produce(stage.teacher, runs, progress, task).model if stage.teacher else None
         fitted = fit(start, task, stage.recipe, stage.seed, teacher, state, progress=progress)
         model = fitted.model
-        learned = {
+        facts = {
             "epochs": stage.recipe.epochs,
             "best": asdict(fitted.best),
             "seconds": round(fitted.seconds, 1),
@@ -214,7 +211,7 @@ def produce(
             *(parent.notes["recipes"] if parent else []),
             *([stage.recipe.to_dict()] if stage.recipe else []),
         ],
-        "training": {**learned, **provenance(threads=torch.get_num_threads())},
+        "training": {**facts, **provenance(threads=torch.get_num_threads())},
     }
     checkpoint = Checkpoint(model, notes, kept, task.words)
     save(checkpoint, folder)
@@ -222,11 +219,17 @@ def produce(
     return checkpoint
 
 
-def _score(stage: Stage, model: nn.Module, task: Task) -> tuple[Elastic, dict[str, Any]]:
+def _score(
+    stage: Stage, model: nn.Module, task: Task, teacher: nn.Module | None
+) -> tuple[Elastic, dict[str, Any]]:
     """A model whose gates open its units in the order of the stage's scores, and those."""
     assert stage.score is not None
     elastic = Elastic(plain_of(model), length=task.length)
-    scored = SOURCES[stage.score](elastic, task, stage.seed)
+    if stage.score == LEARNED:
+        assert isinstance(teacher, Elastic)
+        scored = learned(teacher)
+    else:
+        scored = SOURCES[stage.score](elastic, task, stage.seed)
     elastic.gates.order_by(scored.scores)
     scores = [float(f"{score:.6g}") for score in scored.scores.tolist()]
     return elastic, {"scores": scores, **scored.facts}
@@ -236,6 +239,13 @@ def new_model(stage: Stage, task: Task) -> nn.Module:
     """The model that a stage without a parent starts from."""
     if "pretrained" in stage.model:
         return load_model(stage.model["pretrained"], task.classes, stage.seed, stage.weights)
+    if "architecture" in stage.model:
+        facts = {
+            "vocabulary": task.vocabulary,
+            "classes": len(task.classes),
+            "length": task.length,
+        }
+        return untrained_model(stage.model, facts, stage.seed)
     return new_encoder(task, stage.model, stage.seed)
 
 

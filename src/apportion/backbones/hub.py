@@ -68,6 +68,28 @@ def _for_classes(config: Any, classes: Sequence[str]) -> Any:
     return config
 
 
+def untrained_model(shape: Mapping[str, Any], task: Mapping[str, int], seed: int) -> nn.Module:
+    """A model of Transformers with random weights: where its speed alone is of interest."""
+    transformers = _transformers()
+    config = transformers.AutoConfig.for_model(
+        shape["architecture"],
+        vocab_size=task["vocabulary"],
+        num_labels=task["classes"],
+        max_position_embeddings=task["length"] + 2,  # RoBERTa's begin after the one of padding
+        num_hidden_layers=shape["layers"],
+        num_attention_heads=shape["heads"],
+        hidden_size=shape["hidden"],
+        **{_FEEDFORWARD.get(shape["architecture"], "intermediate_size"): shape["feedforward"]},
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model: nn.Module = transformers.AutoModelForSequenceClassification.from_config(config)
+    return model.eval()
+
+
+_FEEDFORWARD = {"distilbert": "hidden_dim"}  # where configs call it so
+
+
 def is_of_transformers(model: nn.Module) -> bool:
     """Whether a model is one of Transformers, which is not imported to know it."""
     return any(base.__module__.startswith("transformers.") for base in type(model).__mro__)

@@ -15,23 +15,26 @@ _CALLED = {"soft": "soft gates", "hard": "hard mask", "skip": "hard skip", "cut"
 def latency_table(records: Records) -> Table:
     """Measured time of each arm, its speed-up, and what MACs allow."""
     found = [r for r in select(records, kind="latency") if "protocol" not in r]
+    arms = dict.fromkeys((r.get("method"), r["form"], r["budget"]) for r in found)
+    several = len({method for method, _, _ in arms}) > 1
     rows = []
-    for form, budget in dict.fromkeys((r["form"], r["budget"]) for r in found):
-        of_arm = [r for r in found if (r["form"], r["budget"]) == (form, budget)]
+    for method, form, budget in arms:
+        of_arm = [
+            r for r in found if (r.get("method"), r["form"], r["budget"]) == (method, form, budget)
+        ]
         bound = statistics.mean(r["bound"] for r in of_arm)
         share = statistics.mean(r["speedup"] / r["bound"] for r in of_arm)
         low, high = min(r["low"] for r in of_arm), max(r["high"] for r in of_arm)
-        rows.append(
-            (
-                form,
-                f"{budget:.2f}",
-                mean_sd([r["median_ms"] for r in of_arm], 2),
-                times(of_arm),
-                f"{low:.2f} – {high:.2f}",
-                f"{bound:.3f}x",
-                f"{100 * share:.0f} %",
-            )
+        cells = (
+            form,
+            f"{budget:.2f}",
+            mean_sd([r["median_ms"] for r in of_arm], 2),
+            times(of_arm),
+            f"{low:.2f} – {high:.2f}",
+            f"{bound:.3f}x",
+            f"{100 * share:.0f} %",
         )
+        rows.append((str(method), *cells) if several else cells)
     note = ""
     if found:
         r = found[0]
@@ -44,7 +47,8 @@ def latency_table(records: Records) -> Table:
     return Table(
         "latency",
         "Measured latency",
-        ("model", "budget", "ms", "speed-up", "95 % interval", "bound by MACs", "share of bound"),
+        ("method",) * several
+        + ("model", "budget", "ms", "speed-up", "95 % interval", "bound by MACs", "share of bound"),
         tuple(rows),
         note,
     )

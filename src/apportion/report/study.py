@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from apportion.experiment import Experiment
-from apportion.gates import Gates
+from apportion.report.gates import movement_table, ranking_table
 from apportion.report.goals import goal_table
 from apportion.report.speed import latency_table, protocol_tables, throughput_table
 from apportion.report.tables import (
@@ -22,7 +22,6 @@ from apportion.report.tables import (
     timings,
 )
 from apportion.tasks import SPLITS
-from apportion.units import Units
 
 
 def study_tables(experiment: Experiment, records: Records) -> list[Table]:
@@ -37,7 +36,9 @@ def study_tables(experiment: Experiment, records: Records) -> list[Table]:
         latency_table(records),
         *protocol_tables(experiment, records),
         throughput_table(records),
+        ranking_table(experiment, records),
         movement_table(experiment, records),
+        scoring_table(records),
         accounting_table(experiment, records),
         time_table(experiment, records),
     ]
@@ -164,31 +165,6 @@ def data_table(experiment: Experiment, records: Records) -> Table:
     )
 
 
-def movement_table(experiment: Experiment, records: Records) -> Table:
-    """How far the gates moved from where they start, z₀(B) = σ(softplus(0) · logit(B))."""
-    rows = []
-    for method in methods_of(experiment):
-        found = select(records, kind="gates", method=method)
-        cells = []
-        for budget in (*experiment.budgets, 1.0):
-            start = float(Gates(Units.grid(1, 1))(budget).detach())
-            moved = [
-                statistics.mean(abs(z - start) for z in record["z"])
-                for record in found
-                if record["budget"] == budget
-            ]
-            cells.append(mean_sd(moved, 3))
-        if found:
-            rows.append((method, *cells))
-    return Table(
-        "movement",
-        "How far the gates moved",
-        ("method", *(f"B = {budget:.2f}" for budget in (*experiment.budgets, 1.0))),
-        tuple(rows),
-        "Mean distance of a gate z(B) from where it started, over units and seeds.",
-    )
-
-
 def grid_table(experiment: Experiment, records: Records) -> Table:
     """Dense accuracy for each data seed and optimisation seed."""
     rows = []
@@ -241,6 +217,30 @@ def sweep_table(experiment: Experiment, records: Records) -> Table:
         ("budget", *(f"{m}, {form}" for m in methods for form in ("soft", "hard"))),
         tuple(rows),
         "; ".join(verdicts) + "." if verdicts else "",
+    )
+
+
+def scoring_table(records: Records) -> Table:
+    """What it took to score the units one by one, beside a whole pass for each."""
+    found = [r for r in select(records, kind="scores") if "share_of_passes" in r]
+    rows = tuple(
+        (
+            r["method"],
+            str(r["seed"]),
+            str(r["passes"]),
+            f"{r['seconds']:.0f}",
+            f"{100 * r['share_of_passes']:.0f} %",
+            f"{100 * r['share_of_padded_passes']:.0f} %",
+        )
+        for r in found
+    )
+    return Table(
+        "scoring",
+        "Switching each unit off by itself",
+        ("method", "seed", "units", "seconds", "of whole passes", "of whole padded passes"),
+        rows,
+        "Seconds on one thread, and their share of a pass from the embeddings for each unit: over "
+        "the same batches, rows of like length together, and over rows padded to the whole length.",
     )
 
 
