@@ -139,6 +139,8 @@ def test_run_takes_the_file_that_train_wrote(trained, capsys):
         (["bench", "CHECKPOINT", "--repeats", "3"], "at least 5 repeats"),
         (["run", "HOME/none.toml"], "there is no experiment file"),
         (["train", "--text", "body"], "say where they are with --data"),
+        (["train", "--model", "minilm"], "say where those are with --data"),
+        (["train", "--model", "minilm", "--data", "HOME", "--heads", "2"], "has its own layers"),
         (["sweep", "CHECKPOINT", "--data", "HOME"], "draws its own rows; it takes no data"),
         (["report", "HOME/none.toml"], "there is no experiment file"),
         (["train", "--out", "HOME/y", "--heads", "3"], "hidden=64 is not a multiple of heads=3"),

@@ -290,7 +290,7 @@ def test_there_is_nothing_to_report_before_a_run(tmp_path):
         ("monotone = true", "monotone = 1", "monotone must be true or false"),
         ("budgets = [0.25, 0.5]", "budgets = 0.5", "budgets must be a list"),
         ('from = "dense"\nscore = "random"', 'score = "random"', "needs 'from'"),
-        ("grid = true", "latency = true", "no budgets to train or time"),
+        ("grid = true", "latency = true", "no budgets"),
         ("layers = 2", 'norm = "side"', r"norm must be 'pre' or 'post'"),
     ],
 )

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apportion.allocation import allocate
 from apportion.gates import Gates, check_budget
 from apportion.units import Unit, Units
 
@@ -80,3 +81,15 @@ def test_a_budget_outside_its_range_is_refused(budget):
 def test_a_temperature_must_be_positive():
     with pytest.raises(ValueError, match="tau"):
         Gates(UNITS, tau=0.0)
+
+
+def test_gates_set_from_scores_open_the_units_that_score_highest():
+    gates = Gates(Units.grid(2, 4))
+    scores = torch.tensor([0.1, 0.9, -0.3, 0.5, 0.2, 0.8, 0.0, 0.5])
+    gates.order_by(scores)
+    units = Units.grid(2, 4)
+    for budget, count in ((0.25, 2), (0.5, 4), (0.75, 6)):
+        z = gates(budget)
+        assert int((z > 0.5).sum()) == count
+        assert allocate(z, units, budget) == allocate(scores, units, budget)
+        assert abs(float(gates.cost(z).detach()) - budget) < 0.06

@@ -68,7 +68,7 @@ def test_only_an_elastic_model_has_budgets(encoder, elastic, task):
 
 
 def test_loss_increase_is_that_of_each_unit_switched_off(elastic, task):
-    scores = scoring.loss_increase(elastic, task.validation)
+    scores = scoring.loss_increase(elastic, task.validation).scores
     whole = evaluate(elastic.plain(), task.validation).loss
     without = Allocation.of(elastic.units, [p for p in range(len(elastic.units)) if p != 3])
     alone = evaluate(cut(elastic.plain(), without), task.validation).loss
@@ -77,7 +77,7 @@ def test_loss_increase_is_that_of_each_unit_switched_off(elastic, task):
 
 
 def test_random_scores_depend_on_the_seed_alone(elastic):
-    one, same, other = (scoring.random(elastic.units, seed) for seed in (1, 1, 2))
+    one, same, other = (scoring.random(elastic.units, seed).scores for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 

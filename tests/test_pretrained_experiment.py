@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from pretrained import write_pretrained
+from test_cli import run
 from test_experiment import Quiet
 from texts import folder
 
 from apportion import driver
 from apportion.checkpoint import load
+from apportion.elastic import Elastic
+from apportion.evaluation import evaluate, logits_of
 from apportion.experiment import parse_experiment
 from apportion.report.study import study_tables
 from apportion.report.tables import select
 from apportion.stages import checkpoint_folder
+from apportion.units import Allocation
 
 STUDY = """
 name = "study"
@@ -67,6 +73,11 @@ method = "post-hoc"
 from = "dense"
 score = "loss-increase"
 keep = 1
+[[stage]]
+method = "learned-order"
+from = "dense"
+teacher = "budgeted"
+score = "learned"
 [[stage]]
 method = "recovered"
 from = "post-hoc"
@@ -137,3 +148,91 @@ def test_the_tokenizer_travels_with_the_checkpoint(study, home):
     task = stage.build_task()
     assert loaded.words.encode(["the bank said 12"]) == task.words.encode(["the bank said 12"])
     assert loaded.words.encode(["bank"])[0][0] == 2  # [CLS]
+
+
+def test_the_learned_order_is_a_score_of_its_own(study, home):
+    learned, budgeted = (model_of(study, home, m).model for m in ("learned-order", "budgeted"))
+    order = budgeted.gates(0.5).argsort(descending=True, stable=True)
+    assert torch.equal(learned.gates.a.argsort(descending=True, stable=True), order)
+    name = "bert.encoder.layer.0.output.dense.weight"
+    dense = model_of(study, home, "dense").model
+    assert torch.equal(learned.plain().state_dict()[name], dense.state_dict()[name])
+
+
+def test_rankings_and_movement_are_told_from_the_start(study):
+    tables = {table.name: table for table in study_tables(*study)}
+    ranked = {row[0]: row for row in tables["ranking"].rows}
+    assert float(ranked["adapted"][2]) <= 1.0
+    assert ranked["adapted"][4] == ranked["budgeted"][4] != "–"
+    assert {row[0] for row in tables["movement"].rows} == {"budgeted", "adapted"}
+    assert tables["scoring"].rows[0][:3] == ("post-hoc", "7", "8")
+
+
+def test_the_card_says_what_the_model_is_and_what_it_kept(study, home):
+    (stage,) = study[0].stages_of("adapted")
+    card = (checkpoint_folder(stage, home / "runs") / "README.md").read_text()
+    assert "library_name" in card
+    assert "BertForSequenceClassification: 2 layers of 4 heads" in card
+    assert "| 0.50 |" in card
+    (stage,) = study[0].stages_of("recovered")
+    card = (checkpoint_folder(stage, home / "runs") / "README.md").read_text()
+    assert "cut to 50% of its units" in card
+    assert "| layer 0 | heads |" in card
+
+
+def test_masking_one_head_at_a_time_gives_what_whole_passes_give(study, home):
+    (stage,) = study[0].stages_of("post-hoc")
+    task = stage.build_task()
+    dense = Elastic(model_of(study, home, "dense").model, length=20)
+    whole = evaluate(dense, task.validation).loss
+    everything = set(range(len(dense.units)))
+    (record,) = select(study[1], kind="scores", method="post-hoc")
+    for position, score in enumerate(record["scores"]):
+        rest = Allocation.of(dense.units, everything - {position})
+        loss = evaluate(dense, task.validation, allocation=rest, form="hard").loss
+        assert score == pytest.approx(loss - whole, abs=1e-5)
+    assert 0.0 < record["share_of_passes"] < 1.5  # of a model this small it says little
+
+
+def test_the_squared_gradient_is_taken_row_by_row(study, home):
+    (stage,) = study[0].stages_of("gradient")
+    task = stage.build_task()
+    dense = Elastic(model_of(study, home, "dense").model, length=20).eval()
+    total = torch.zeros(len(dense.units))
+    for row in range(len(task.train)):
+        inputs, labels = task.train.batch(torch.tensor([row]))
+        z = torch.ones(len(dense.units), requires_grad=True)
+        loss = torch.nn.functional.cross_entropy(logits_of(dense(**inputs, z=z)), labels)
+        total += torch.autograd.grad(loss, z)[0].square()
+    (record,) = select(study[1], kind="scores", method="gradient")
+    expected = total / len(task.train)
+    assert torch.allclose(torch.tensor(record["scores"]), expected, rtol=1e-3, atol=1e-8)
+
+
+def test_train_starts_from_a_pretrained_folder(home, tmp_path, capsys):
+    words = (
+        f"train --data {home / 'texts'} --model {home / 'encoder'} --out {tmp_path / 'out'} "
+        "--rows 24 --held-out 12 --length 20 --epochs 1 --budgeted-epochs 1 --json"
+    )
+    code, out, _ = run(capsys, *words.split())
+    assert code == 0
+    assert json.loads(out)["budgets"][0]["budget asked"] == "0.25"
+    checkpoint = str(tmp_path / "out" / "checkpoint")
+    card = (tmp_path / "out" / "checkpoint" / "README.md").read_text()
+    assert "## Measured on test rows" in card
+    code, out, _ = run(capsys, "inspect", checkpoint)
+    assert "elastic checkpoint: BertForSequenceClassification, 2 layers x 4 heads" in out
+    smaller = str(tmp_path / "smaller")
+    code, out, _ = run(capsys, "cut", checkpoint, "-b", "0.5", "--out", smaller, "--self-contained")
+    assert code == 0
+    assert (tmp_path / "smaller" / "shrinking.py").exists()
+    texts = str(home / "texts" / "test.csv")
+    code, whole, _ = run(capsys, "predict", checkpoint, texts, "-b", "0.5")
+    code, cut, _ = run(capsys, "predict", smaller, texts)
+    assert code == 0
+    assert [line.split(",")[1] for line in cut.splitlines()] == [
+        line.split(",")[1] for line in whole.splitlines()
+    ]
+    code, _, err = run(capsys, "cut", checkpoint, "-b", "0.1", "--floor", "1", "--out", smaller)
+    assert code == 2
+    assert "the smallest feasible budget is" in err

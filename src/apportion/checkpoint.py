@@ -7,6 +7,7 @@
     config.json          the model's config as Transformers writes it (its models only)
     tokenizer.json       the words, as the tokenizers library writes them (tasks of texts only)
     tokenizer_config.json  what Transformers needs to read them (pretrained models only)
+    README.md            the model's card, for people; it may be edited
 
 A folder is written beside its place and moved there whole.
 """
@@ -31,6 +32,7 @@ from apportion.backbones import build, config_of
 from apportion.backbones.encoder import Encoder, EncoderConfig
 from apportion.backbones.hub import words_of_folder
 from apportion.backbones.reloading import RECORD, carry_code, load_folder
+from apportion.card import model_card
 from apportion.elastic import Elastic, plain_of
 from apportion.sites import find_sites, units_of
 from apportion.state import save_tensors
@@ -46,6 +48,7 @@ GATES = "gates.safetensors"
 CONFIG = "config.json"
 WORDS = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
+CARD = "README.md"
 KINDS_OF_CHECKPOINT = ("dense", "elastic", "cut")
 
 
@@ -64,6 +67,21 @@ class Checkpoint:
         if isinstance(self.model, Elastic):
             return "elastic"
         return "cut" if self.kept is not None else "dense"
+
+    @property
+    def length(self) -> int:
+        """Tokens in a text, at which its compute is counted."""
+        if isinstance(self.model, Elastic):
+            return self.model.length
+        config = plain_of(self.model).config
+        return int(self.words.length if self.words else getattr(config, "length", 128))
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of its classes, if it says them."""
+        named = getattr(plain_of(self.model).config, "id2label", None) or {}
+        found = self.notes.get("classes") or list(named.values())
+        return [str(name) for name in found] or None
 
 
 def save(
@@ -225,8 +243,7 @@ def _write(checkpoint: Checkpoint, folder: Path, self_contained: bool) -> None:
         manifest["kept"] = checkpoint.kept.to_dict()
     else:
         sites = find_sites(plain, ("heads",))
-        length = checkpoint.words.length if checkpoint.words else config.get("length", 128)
-        manifest["units"] = units_of(sites, length).to_dict()
+        manifest["units"] = units_of(sites, checkpoint.length).to_dict()
     if checkpoint.words is not None:
         (folder / WORDS).write_text(checkpoint.words.to_json(), encoding="utf-8")
         if checkpoint.words.settings is not None:
@@ -236,6 +253,8 @@ def _write(checkpoint: Checkpoint, folder: Path, self_contained: bool) -> None:
         for path in sorted(folder.iterdir())
     }
     _write_json(manifest, folder / MANIFEST)
+    card = model_card(model, checkpoint.notes, checkpoint.kept, checkpoint.length)
+    (folder / CARD).write_text(card, encoding="utf-8")
     for written in folder.iterdir():
         with written.open("rb+") as file:
             os.fsync(file.fileno())

@@ -11,8 +11,9 @@ import typer
 from rich.progress import Progress
 
 from apportion import records
+from apportion.backbones import config_of
 from apportion.benchmark import count_macs, count_parameters, time_budgets
-from apportion.checkpoint import Checkpoint, load, read_manifest, save
+from apportion.checkpoint import Checkpoint, load, save
 from apportion.cli.app import AsJson, app, err
 from apportion.elastic import Elastic, plain_of
 from apportion.evaluation import FORMS, SWEEP, Form, is_monotone
@@ -21,6 +22,7 @@ from apportion.experiment import task_of
 from apportion.report.speed import latency_table
 from apportion.report.tables import Table
 from apportion.report.terminal import print_json, show
+from apportion.sites import find_sites
 from apportion.tasks import Task
 
 Folder = Annotated[Path, typer.Argument(help="A checkpoint folder.", show_default=False)]
@@ -40,13 +42,14 @@ def inspect(
     checkpoint: Folder, budget: Budgets = None, floor: Floor = 0, as_json: AsJson = False
 ) -> None:
     """Show what a checkpoint holds, and which units it keeps at each budget."""
-    manifest = read_manifest(checkpoint)
     loaded = load(checkpoint)
+    plain = plain_of(loaded.model)
     facts: dict[str, Any] = {
         "kind": loaded.kind,
-        "model": manifest["model"],
-        "parameters": count_parameters(plain_of(loaded.model)),
-        "macs": count_macs(plain_of(loaded.model), manifest["model"]["config"]["length"]),
+        "model": config_of(plain),
+        "parameters": count_parameters(plain),
+        "length": loaded.length,
+        "macs": count_macs(plain, loaded.length),
         "recipes": [recipe["name"] for recipe in loaded.notes.get("recipes", [])],
         "task": loaded.notes.get("task"),
         "kept": loaded.kept and loaded.kept.to_dict(),
@@ -68,11 +71,13 @@ def inspect(
     if as_json:
         print_json({**facts, "budgets": budgets})
         return
-    config = manifest["model"]["config"]
+    sites = find_sites(plain, ("heads",))
+    counts = sorted({site.count for site in sites})
     typer.echo(
-        f"{loaded.kind} checkpoint: {config['layers']} layers x {config['heads']} heads, hidden "
-        f"{config['hidden']}, {facts['parameters']:,} parameters, {facts['macs']:,} MACs at length "
-        f"{config['length']}",
+        f"{loaded.kind} checkpoint: {type(plain).__name__}, {len(sites)} layers x "
+        f"{' to '.join(map(str, counts[:: max(1, len(counts) - 1)]))} heads, hidden "
+        f"{sites[0].hidden}, {facts['parameters']:,} parameters, {facts['macs']:,} MACs at length "
+        f"{loaded.length}",
     )
     typer.echo(f"recipes: {' → '.join(facts['recipes']) or 'none'}")
     table = Table(
@@ -150,6 +155,13 @@ def cut(
     budget: Annotated[float, typer.Option("--budget", "-b", help="A fraction in (0, 1].")],
     into: Annotated[Path, typer.Option("--out", help="Folder for the smaller checkpoint.")],
     floor: Floor = 0,
+    self_contained: Annotated[
+        bool,
+        typer.Option(
+            help="Write the code of a cut Transformers model beside it, so that it loads with "
+            "trust_remote_code=True where apportion is not installed."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the smaller plain model that a budget buys."""
@@ -160,7 +172,10 @@ def cut(
     kept = model.allocation(budget, floor)
     smaller = model.cut(budget, floor)
     notes = {**loaded.notes, "cut": {"budget": budget, "floor": floor, "cost": kept.cost}}
-    save(Checkpoint(smaller, notes, kept, loaded.words), into)
+    if "measured" in notes:
+        here = [p for p in notes["measured"] if p["budget"] == budget and p["form"] != "soft"]
+        notes["measured"] = here
+    save(Checkpoint(smaller, notes, kept, loaded.words), into, self_contained)
     facts: dict[str, Any] = {
         "budget": budget,
         "cost": kept.cost,
@@ -229,7 +244,7 @@ def _elastic(checkpoint: Path, data: Path | None) -> tuple[Elastic, Task]:
         task = task_of(spec, data)
     except ValueError as error:
         raise ValueError(f"the task that {checkpoint} names can't be built: {error}") from None
-    built = task.build()
+    built = task.build(loaded.words)
     if loaded.notes.get("data") not in (None, built.digest()):
         raise ValueError(f"{checkpoint} was trained on other rows than there are now")
     return model, built

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +41,15 @@ def train(
             show_default=False,
         ),
     ] = None,
+    pretrained: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="A pretrained encoder to start from, with --data: a folder, a name on the hub, "
+            "or minilm. Without it, an encoder of our own.",
+            show_default=False,
+        ),
+    ] = None,
     text: Annotated[
         list[str] | None,
         typer.Option(help="A column with the text; several are joined. \\[default: text]"),
@@ -66,7 +76,9 @@ def train(
     heads: Annotated[
         int | None, typer.Option(help="Attention heads in a layer. \\[default: 8, for texts 4]")
     ] = None,
-    hidden: Annotated[int, typer.Option(help="Width of the encoder.")] = 64,
+    hidden: Annotated[
+        int | None, typer.Option(help="Width of the encoder. \\[default: 64]")
+    ] = None,
     feedforward: Annotated[
         int | None,
         typer.Option(help="Feed-forward neurons in a layer. \\[default: 128, for texts 256]"),
@@ -103,11 +115,16 @@ def train(
     """
     if not data and (text or label):
         raise ValueError("--text and --label name columns of texts; say where they are with --data")
-    kind = "text" if data else "marked"
+    kind = ("pretrained" if pretrained else "text") if data else "marked"
+    if pretrained and not data:
+        raise ValueError("--model is a model of texts; say where those are with --data")
+    if pretrained and any((layers, heads, hidden, feedforward)):
+        raise ValueError("--model has its own layers, heads, hidden and feedforward sizes")
     given = {
         "length": length,
         "layers": layers,
         "heads": heads,
+        "hidden": hidden,
         "feedforward": feedforward,
         "epochs": epochs,
         "budgeted_epochs": budgeted_epochs,
@@ -115,7 +132,7 @@ def train(
         "beta": beta,
     }
     numbers: dict[str, Any] = {
-        "hidden": hidden,
+        "pretrained": json.dumps(pretrained),
         "seed": seed,
         "data_seed": data_seed,
         **_DEFAULTS[kind],
@@ -149,7 +166,10 @@ def train(
     file = into / "experiment.toml"
     records.write_text(file, toml)
     have = _run(plan, into / "stages", results_of(file), jobs=1)
-    save(produce(plan.stages[-1], into / "stages"), into / "checkpoint")
+    last = plan.stages[-1]
+    checkpoint = produce(last, into / "stages")
+    measured = [r for r in have if r["kind"] == "point" and r["stage"] == last.key]
+    save(replace(checkpoint, notes={**checkpoint.notes, "measured": measured}), into / "checkpoint")
     page = into / "report.html"
     write_page(plan, have, page)
     show([budget_table(plan, have)], as_json)
@@ -162,6 +182,7 @@ _DEFAULTS = {
         "length": 32,
         "layers": 2,
         "heads": 8,
+        "hidden": 64,
         "feedforward": 128,
         "epochs": 12,
         "budgeted_epochs": 6,
@@ -172,10 +193,12 @@ _DEFAULTS = {
         "length": 128,
         "layers": 4,
         "heads": 4,
+        "hidden": 64,
         "feedforward": 256,
         "lam": 0.02,
         "beta": 2.0,
     },
+    "pretrained": {"length": 128, "epochs": 3, "budgeted_epochs": 2, "lam": 0.02, "beta": 2.0},
 }
 
 

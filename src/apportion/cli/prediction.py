@@ -73,7 +73,7 @@ def predict(
     named on stderr with its line and left out; the line of each row is in the output.
     """
     loaded = load(checkpoint)
-    classes = loaded.notes.get("classes")
+    classes = loaded.classes
     if loaded.words is None or classes is None:
         raise ValueError(f"{checkpoint} was not trained on texts, so it can't read them")
     model = _model_at(loaded, checkpoint, budget, soft)
