@@ -33,22 +33,32 @@ check: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py
 
-# The folder with the texts of AG News that the study was run on; they are not part of the project.
+# Folders that the studies were run on; they are not part of the project.
 AG_NEWS ?=
+DBPEDIA14 ?=
+BERT_TINY ?=
+RUN := $(BIN)/apportion run --jobs 2
 
 study: $(VENV)/ready
-	$(BIN)/apportion run experiments/marked-64.toml --jobs 2
-	$(BIN)/apportion run experiments/marked-64-ablation.toml --jobs 2
-	$(if $(AG_NEWS),$(BIN)/apportion run experiments/ag-news.toml --jobs 2 --data $(AG_NEWS),\
+	$(RUN) experiments/marked-64.toml
+	$(RUN) experiments/marked-64-ablation.toml
+	$(RUN) experiments/shapes.toml
+	$(if $(AG_NEWS),$(RUN) experiments/ag-news.toml --data $(AG_NEWS),\
 		@echo "AG News is left out; make study AG_NEWS=FOLDER runs it")
+	$(if $(AG_NEWS),$(RUN) experiments/ag-news-minilm.toml --data $(AG_NEWS))
+	$(if $(DBPEDIA14),$(RUN) experiments/dbpedia14-minilm.toml --data $(DBPEDIA14),\
+		@echo "DBpedia14 is left out; make study DBPEDIA14=FOLDER runs it")
+	$(if $(and $(AG_NEWS),$(BERT_TINY)),$(RUN) experiments/bert-tiny-reconstructed.toml \
+		--data $(AG_NEWS) --model $(BERT_TINY),\
+		@echo "BERT-Tiny is left out; make study AG_NEWS=FOLDER BERT_TINY=FOLDER runs it")
 
+# Every study with its records: its page, the figures, and the Markdown that shows its tables.
 docs: $(VENV)/ready
-	$(BIN)/apportion report experiments/marked-64.toml --out runs/marked-64/report.html \
-		--fill README.md --fill docs/marked-64.md --figures docs/figures
-	$(BIN)/apportion report experiments/marked-64-ablation.toml \
-		--out runs/marked-64-ablation/report.html --fill docs/marked-64-ablation.md
-	$(BIN)/apportion report experiments/ag-news.toml --out runs/ag-news/report.html \
-		--fill README.md --fill docs/ag-news.md --figures docs/figures
+	for study in $(basename $(notdir $(wildcard experiments/*.toml))); do \
+		$(BIN)/apportion report experiments/$$study.toml --out runs/$$study/report.html \
+			--figures docs/figures $$(grep -l "table: $$study/" README.md docs/*.md \
+			| sed 's/^/--fill /') > /dev/null || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

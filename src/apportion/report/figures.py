@@ -18,6 +18,7 @@ from apportion.report.tables import Records, main_method, methods_of, select, ti
 
 # Okabe and Ito's colours; a marker of its own tells each method apart without them.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+_PAGE = 11.0  # inches of panels side by side
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -163,9 +164,8 @@ def gate_map(experiment: Experiment, records: Records) -> Picture | None:
     found = _gates_of_one_seed(experiment, records)
     if not found:
         return None
-    figure = Figure(figsize=_grid_size(found[0], len(found)), layout="constrained")
+    figure, panels = _panels(found)
     image = None
-    panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
     for axes, record in zip(panels, found, strict=True):
         rows = _by_layer(record)
         image = axes.imshow(rows, cmap="cividis", vmin=0, vmax=1, aspect="equal")
@@ -187,8 +187,7 @@ def allocation_map(experiment: Experiment, records: Records) -> Picture | None:
     found = _gates_of_one_seed(experiment, records)
     if not found:
         return None
-    figure = Figure(figsize=_grid_size(found[0], len(found)), layout="constrained")
-    panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+    figure, panels = _panels(found)
     for axes, record in zip(panels, found, strict=True):
         rows = _by_layer(record)
         kept = [record["kept"][f"layer {layer}"]["heads"] for layer in range(len(rows))]
@@ -291,9 +290,18 @@ def _by_layer(record: Mapping[str, Any]) -> list[list[float]]:
     return [record["z"][layer * heads : (layer + 1) * heads] for layer in range(layers)]
 
 
-def _grid_size(record: Mapping[str, Any], panels: int) -> tuple[float, float]:
-    rows = _by_layer(record)
-    return 1.0 + panels * max(1.3, 0.29 * len(rows[0])), 0.9 + 0.3 * len(rows)
+def _panels(found: Sequence[Mapping[str, Any]]) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel for each record, as many in a row as a page is wide."""
+    rows = _by_layer(found[0])
+    width = max(1.3, 0.29 * len(rows[0]))
+    across = min(len(found), max(1, int(_PAGE / width)))
+    down = -(-len(found) // across)
+    size = (1.0 + across * width, down * (0.9 + 0.3 * len(rows)))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = list(figure.subplots(down, across, sharey=True, squeeze=False).flat)
+    for spare in axes[len(found) :]:
+        spare.set_visible(False)
+    return figure, axes[: len(found)]
 
 
 def _label_grid(axes: Axes, rows: Sequence[Sequence[float]], title: str) -> None:
