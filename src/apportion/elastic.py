@@ -135,7 +135,8 @@ class _Gating:
         gates = _gates_of_this_call.get()
         if gates is None:
             return None
-        z = gates[..., self.span].repeat_interleave(self.width, dim=-1)  # [(batch,) columns]
+        z = gates[..., self.span].to(args[0].dtype)
+        z = z.repeat_interleave(self.width, dim=-1)  # [(batch,) columns]
         if z.dim() == 2:
             z = z[:, None, :]
         return (args[0] * z, *args[1:])

@@ -59,6 +59,10 @@ class Gates(nn.Module):
         a_u = κ·logit(q_u) and softplus(s_u) = κ, with q_u the share of units that score lower:
         z_u(B) > 1/2 exactly where q_u > 1 - B. A larger κ is nearer to 0 and 1, and learns less.
         """
+        if scores.shape != self.a.shape or not torch.isfinite(scores).all():
+            raise ValueError(
+                f"{len(self.a)} gates need as many finite scores, not {tuple(scores.shape)}"
+            )
         rank = torch.argsort(torch.argsort(scores.detach().cpu(), descending=True, stable=True))
         q = 1.0 - (rank.to(self.a) + 0.5) / len(rank)
         self.a.copy_(_SHARPNESS * torch.logit(q))

@@ -10,7 +10,7 @@ from apportion.backbones.encoder import EncoderConfig
 from apportion.baselines import BASELINES
 from apportion.goals import Goal
 from apportion.schema import check
-from apportion.scoring import LEARNED, SOURCES
+from apportion.scoring import SOURCES
 from apportion.sites import ARCHITECTURES
 from apportion.stages import Stage
 from apportion.tasks import TaskSpec
@@ -31,19 +31,20 @@ def check_model(model: Mapping[str, Any], task: TaskSpec, weights: Path | None) 
         if not isinstance(task, Text):
             raise ValueError("[model] pretrained needs a [task] of kind 'text'")
         return
+    if weights is not None:
+        raise ValueError("[model] has no pretrained weights; their folder can't be given")
     if "architecture" in model:
-        check("[model]", model, {"architecture": str, **{name: int for name in _SIZES}})
+        check("[model]", model, {"architecture": str, **dict.fromkeys(_SIZES, int)})
         missing = [name for name in _SIZES if name not in model]
         if missing:
             raise ValueError(f"[model] of an architecture needs {', '.join(missing)}")
-        if model["architecture"] not in ARCHITECTURES:
-            known = ", ".join(sorted(ARCHITECTURES))
+        known = sorted(set(ARCHITECTURES) - {EncoderConfig.model_type, "vit"})  # those of texts
+        if model["architecture"] not in known:
             raise ValueError(
-                f"[model] architecture must be one of {known}, not {model['architecture']!r}"
+                f"[model] architecture must be one of {', '.join(known)}, "
+                f"not {model['architecture']!r}"
             )
         return
-    if weights is not None:
-        raise ValueError("[model] has no pretrained weights; their folder can't be given")
     check("[model]", model, _SHAPE)
     EncoderConfig(vocabulary=1, length=task.length, **model)
 
@@ -67,12 +68,11 @@ def check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
                 f"stage {stage.method!r} refers to {source.method!r}, a baseline without a model"
             )
     if stage.recipe is None:
-        if stage.score not in (*SOURCES, LEARNED):
-            known = ", ".join((*SOURCES, LEARNED))
-            raise ValueError(f"unknown score {stage.score!r}; known: {known}")
+        if stage.score not in SOURCES:
+            raise ValueError(f"unknown score {stage.score!r}; known: {', '.join(SOURCES)}")
         has_teacher = stage.teacher is not None and stage.teacher.has_gates
-        if has_teacher != (stage.score == LEARNED):
-            raise ValueError(f"score {LEARNED!r}, and no other, needs a teacher with gates")
+        if has_teacher != (stage.score == "learned"):
+            raise ValueError("score 'learned', and no other, needs a teacher with gates")
         untrained = "architecture" in stage.model
         if (stage.parent is None) != untrained or each or numbers:
             raise ValueError(

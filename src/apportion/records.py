@@ -80,12 +80,15 @@ def provenance(**more: Any) -> dict[str, Any]:
     }
 
 
+_PACKAGES = ("apportion", "torch", "accelerate", "tokenizers", "transformers")
+
+
 @lru_cache(maxsize=1)
 def environment() -> dict[str, Any]:
     """The versions and the machine, without anything that names its owner."""
     return {
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("apportion", "torch", "accelerate")},
+        "versions": {name: _version(name) for name in _PACKAGES},
         "machine": {
             "system": platform.system(),
             "processor": _processor(),

@@ -58,6 +58,7 @@ def loss_increase(model: Elastic, split: Split) -> Scored:
         padded_seconds = _time_padded(model, split)
     facts = {
         "passes": len(units),
+        "threads": torch.get_num_threads(),
         "seconds": round(seconds, 1),
         # Of the time that a whole pass for each unit takes: over the same batches, where rows of
         # like length are together, and over rows that are all padded to the whole length.
@@ -100,18 +101,20 @@ def random(units: Units, seed: int) -> Scored:
     return Scored(torch.rand(len(units), generator=torch.Generator().manual_seed(seed)), {})
 
 
-def learned(teacher: Elastic) -> Scored:
+def learned(teacher: Elastic | None) -> Scored:
     """What another model's gates learned, as scores for this one: is the order alone worth it?"""
+    if teacher is None:
+        raise ValueError("what gates learned needs a teacher that has them")
     return Scored(teacher.gates(0.5).detach(), {})
 
 
-# By name, as experiment files call them: from a model, its task and a seed.
-SOURCES: dict[str, Callable[[Elastic, Task, int], Scored]] = {
-    "loss-increase": lambda model, task, seed: loss_increase(model, task.validation),
-    "squared-gradient": lambda model, task, seed: squared_gradient(model, task.train),
-    "random": lambda model, task, seed: random(model.units, seed),
+# By name, as experiment files call them: from a model, its task, a seed and a teacher with gates.
+SOURCES: dict[str, Callable[[Elastic, Task, int, Elastic | None], Scored]] = {
+    "loss-increase": lambda model, task, seed, teacher: loss_increase(model, task.validation),
+    "squared-gradient": lambda model, task, seed, teacher: squared_gradient(model, task.train),
+    "learned": lambda model, task, seed, teacher: learned(teacher),
+    "random": lambda model, task, seed, teacher: random(model.units, seed),
 }
-LEARNED = "learned"  # the one that takes a teacher with gates
 
 
 def _loss(model: Elastic, inputs: Mapping[str, Tensor], labels: Tensor, z: Tensor) -> Tensor:

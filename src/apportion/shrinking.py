@@ -59,8 +59,10 @@ def shrink(model: nn.Module, record: Mapping[str, Any]) -> None:
     """Gives a whole model the sizes that a config's record of a cut says; weights are left empty.
 
     The record: `kept`, the units of each layer that stay; `of`, how many there were; and `where`,
-    the names of their parts in a layer.
+    the layers in the base model and the names of their parts in a layer.
     """
+    inside = getattr(model, getattr(model, "base_model_prefix", ""), None)
+    model = inside if isinstance(inside, nn.Module) else model
     for layer, kind, indices, count in _kept(record):
         within = f"{record['where']['layers']}.{layer}."
         parts = record["where"][kind]

@@ -17,13 +17,15 @@ import torch
 from torch import nn
 
 from apportion.backbones.encoder import Encoder, EncoderConfig
-from apportion.backbones.hub import load_model, load_words, untrained_model
+from apportion.backbones.hub import check_digest, load_model, load_words, untrained_model
+from apportion.benchmark import TIMED_FORMS
 from apportion.checkpoint import Checkpoint, has_checkpoint, load, save
 from apportion.elastic import Elastic, plain_of
 from apportion.evaluation import SWEEP
+from apportion.gates import check_budget
 from apportion.recipes import Recipe
 from apportion.records import provenance
-from apportion.scoring import LEARNED, SOURCES, learned
+from apportion.scoring import SOURCES
 from apportion.surgery import cut
 from apportion.tasks import Task, TaskSpec
 from apportion.tasks.text import Text
@@ -39,12 +41,26 @@ class Timing:
     run it and, if asked for, taken one at a time.
     """
 
+    budgets: tuple[float, ...] | None = None  # those of the tables, if not all of them
     batch: int = 64
     rows: int = 2000  # of texts; where rows are all alike, one batch will do
     repeats: int | None = None  # 5 over all rows of texts, or 41 of the one batch
     single: bool = False
     forms: tuple[str, ...] | None = None  # of those that are timed; all, of texts but the mask
     predictions: bool = True  # also how much of the bare model's throughput `predict` keeps
+
+    def __post_init__(self) -> None:
+        for budget in self.budgets or ():
+            check_budget(budget)
+        for name, least in (("batch", 1), ("rows", 1), ("repeats", 5)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"[timing] {name} must be at least {least}, not {value}")
+        unknown = sorted(set(self.forms or ()) - set(TIMED_FORMS))
+        if unknown:
+            raise ValueError(
+                f"[timing] forms are of {', '.join(TIMED_FORMS)}, not {', '.join(unknown)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -111,7 +127,9 @@ class Stage:
     @property
     def timed_at(self) -> tuple[float, ...]:
         """The budgets at which it is timed."""
-        return self.budgets if self.only is None else (self.only,)
+        if self.only is not None:
+            return (self.only,)
+        return self.timing.budgets or self.budgets
 
     @property
     def protocols(self) -> tuple[str | None, ...]:
@@ -205,6 +223,7 @@ def produce(
         "task": dict(task.spec),
         "classes": list(task.classes),
         "data": task.digest(),
+        **({"pretrained": stage.model["pretrained"]} if "pretrained" in stage.model else {}),
         "method": stage.method,
         "seed": stage.seed,
         "recipes": [
@@ -225,11 +244,8 @@ def _score(
     """A model whose gates open its units in the order of the stage's scores, and those."""
     assert stage.score is not None
     elastic = Elastic(plain_of(model), length=task.length)
-    if stage.score == LEARNED:
-        assert isinstance(teacher, Elastic)
-        scored = learned(teacher)
-    else:
-        scored = SOURCES[stage.score](elastic, task, stage.seed)
+    with_gates = teacher if isinstance(teacher, Elastic) else None
+    scored = SOURCES[stage.score](elastic, task, stage.seed, with_gates)
     elastic.gates.order_by(scored.scores)
     scores = [float(f"{score:.6g}") for score in scored.scores.tolist()]
     return elastic, {"scores": scores, **scored.facts}
@@ -237,6 +253,8 @@ def _score(
 
 def new_model(stage: Stage, task: Task) -> nn.Module:
     """The model that a stage without a parent starts from."""
+    if "digest" in stage.model:
+        check_digest(stage.model["pretrained"], stage.model["digest"], stage.weights)
     if "pretrained" in stage.model:
         return load_model(stage.model["pretrained"], task.classes, stage.seed, stage.weights)
     if "architecture" in stage.model:

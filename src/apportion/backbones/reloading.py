@@ -16,13 +16,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from apportion.backbones.hub import is_of_transformers, read_pretrained
+from apportion.backbones.hub import (
+    check_fit,
+    class_of,
+    is_of_transformers,
+    read_json,
+    read_pretrained,
+)
 from apportion.records import write_text
 from apportion.sites import ARCHITECTURES, CUT, find_sites, layers_path, units_of
-from apportion.units import Allocation
+from apportion.units import KINDS, Allocation, Unit, Units
 
 RECORD = "apportion"  # the field of a config that says what was kept
 CODE = ("cut_models.py", "shrinking.py")  # of a folder that loads without apportion
+_CUT = "Cut"  # stands before the names of their classes
+_LENGTH = 128  # where the costs of units are taken that nothing else is known of
 _AUTO = "transformers.models.auto.configuration_auto"
 
 
@@ -30,16 +38,18 @@ def remember_cut(model: nn.Module, allocation: Allocation) -> None:
     """Makes a cut model of Transformers one that saves what was kept, and reloads by it."""
     if not is_of_transformers(model):
         return
-    classes = _cut_models()
-    name = type(model).__name__.removeprefix("Cut")
+    name = type(model).__name__.removeprefix(_CUT)
     if not hasattr(sys.modules["transformers"], name):
         return  # somebody's own class: nobody could find it again by its name
     config: Any = model.config
     record = _record(model, allocation, getattr(config, RECORD, None))
-    config.__class__ = getattr(classes, f"Cut{type(config).__name__.removeprefix('Cut')}")
+    model.__class__ = class_of(_CUT + name)
+    config.__class__ = model.config_class
     setattr(config, RECORD, record)
-    config.architectures = [f"Cut{name}"]
-    model.__class__ = getattr(classes, f"Cut{name}")
+    config.architectures = [_CUT + name]
+    # Names that Transformers changed while loading, it would change back for a class it knows.
+    vars(model).pop("_weight_conversions", None)
+    _register_now()
 
 
 def _record(
@@ -47,7 +57,9 @@ def _record(
 ) -> dict[str, Any]:
     """What was kept, of how many, and where: in numbers of the model that was never cut."""
     above = layers_path(model)
-    record: dict[str, Any] = {"kept": {}, "of": {}, "where": {"layers": above}}
+    base = getattr(model, "base_model_prefix", "")
+    layers = above.removeprefix(f"{base}.")  # a model with another head has another prefix
+    record: dict[str, Any] = {"kept": {}, "of": {}, "where": {"layers": layers}}
     if before is not None:
         record = json.loads(json.dumps(before))
     kinds = sorted({kind for _, kind in allocation.units.spans}, reverse=True)
@@ -89,52 +101,73 @@ def load_folder(folder: Path) -> tuple[nn.Module, Allocation | None]:
 
     It may have been cut by apportion, or by `prune_heads` of Transformers 4.
     """
-    transformers, classes = import_module("transformers"), _cut_models()
-    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    values = read_json(folder / "config.json")
     kind = str(values.get("model_type", "")).removeprefix(CUT)
     if kind not in ARCHITECTURES:
         raise ValueError(
             f"{folder} holds a model of type {kind!r}; known: {', '.join(sorted(ARCHITECTURES))}"
         )
-    name = (values.get("architectures") or [""])[0].removeprefix("Cut")
-    whole = getattr(transformers, name, None)
-    if whole is None:
-        raise ValueError(f"the config in {folder} names no class of Transformers: {name!r}")
-    config = whole.config_class.from_dict({k: v for k, v in values.items() if k != "model_type"})
-    with torch.device("meta"):
-        empty = whole(config)
-    kept = None
-    if values.get(RECORD):
-        kept = _kept(empty, values[RECORD])
-    elif values.get("pruned_heads"):
-        kept = _without(empty, values["pruned_heads"])
+    try:
+        name = str(values["architectures"][0]).removeprefix(_CUT)
+        whole = class_of(name)
+        plain = {k: v for k, v in values.items() if k not in ("model_type", "pruned_heads")}
+        config = whole.config_class.from_dict(plain)
+        empty = _empty(whole, config)
+        kept = None
+        if values.get(RECORD):
+            kept = _kept(empty, values[RECORD])
+        elif values.get("pruned_heads"):
+            kept = _without(empty, values["pruned_heads"])
+    except ValueError:
+        raise
+    except Exception as error:  # a config may be wrong in any way
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{folder / 'config.json'} is damaged: {reason}") from None
     if kept is not None:
+        whole = class_of(_CUT + name)
+        config.__class__ = whole.config_class
         setattr(config, RECORD, _record(empty, kept, None))
-        config.__class__ = getattr(classes, f"Cut{type(config).__name__}")
-        config.pruned_heads = {}
-        whole = getattr(classes, f"Cut{name}")
+        _register_now()
     model, info = read_pretrained(whole, str(folder), config=config)
-    if info["missing_keys"]:
-        lost = sorted(info["missing_keys"])
-        raise ValueError(f"the weights in {folder} do not fit its config: {lost[0]} is missing")
+    check_fit(model, info, str(folder))
     return model.eval(), kept
 
 
+def kept_of(model: nn.Module) -> Allocation | None:
+    """What a cut model of Transformers says was kept of the whole one."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, RECORD):
+        return None
+    whole = class_of(type(model).__name__.removeprefix(_CUT))
+    values = {k: v for k, v in config.to_dict().items() if k != "model_type"}
+    return _kept(_empty(whole, whole.config_class.from_dict(values)), getattr(config, RECORD))
+
+
+def _empty(whole: Any, config: Any) -> nn.Module:
+    """The whole model without any memory for its weights."""
+    with torch.device("meta"):
+        model: nn.Module = whole(config)
+    return model
+
+
 def _kept(model: nn.Module, record: Mapping[str, Any]) -> Allocation:
-    """The allocation that a record describes, checked against the whole model."""
+    """The allocation that a record describes, over the units of the whole model."""
     try:
-        of = record["of"]["layer 0"]
-        sizes = {site.kind: site.count * site.width for site in find_sites(model, list(of))}
-        block = sizes["feedforward"] // of["feedforward"] if "feedforward" in of else 1
-        units = units_of(find_sites(model, list(of), block), length=128)
-        return Allocation.from_dict(units, record["kept"])
+        members: list[Unit] = []
+        costs: list[float] = []
+        for site in find_sites(model, list(record["of"]["layer 0"]), block=1):
+            count = int(record["of"][f"layer {site.layer}"][site.kind])
+            order = KINDS.index(site.kind)
+            members += [Unit(site.layer, order, index) for index in range(count)]
+            costs += [site.count * site.unit_macs(_LENGTH) / count] * count
+        return Allocation.from_dict(Units(tuple(members), tuple(costs)), record["kept"])
     except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
         raise ValueError(f"the config's record of a cut is damaged: {error!r}") from None
 
 
 def _without(model: nn.Module, pruned: Mapping[str, Sequence[int]]) -> Allocation:
     """The allocation of a model whose heads were pruned by Transformers 4."""
-    units = units_of(find_sites(model, ("heads",)), length=128)
+    units = units_of(find_sites(model, ("heads",)), _LENGTH)
     gone = {(int(layer), head) for layer, heads in pruned.items() for head in heads}
     there = {(unit.layer, unit.index) for unit in units}
     if gone - there:
@@ -149,17 +182,18 @@ def carry_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
     Such a folder loads with `trust_remote_code=True` where apportion is not installed.
     """
+    if RECORD not in config:
+        raise ValueError("only a cut model of Transformers needs code to load without apportion")
     package = resources.files("apportion")
     code = (package / "backbones" / CODE[0]).read_text(encoding="utf-8")
     write_text(folder / CODE[0], code.replace("from apportion.shrinking", "from .shrinking"))
     write_text(folder / CODE[1], (package / CODE[1]).read_text(encoding="utf-8"))
     (name,) = config["architectures"]
-    transformers = import_module("transformers")
-    whole = getattr(transformers, name.removeprefix("Cut"))
+    whole = class_of(name.removeprefix(_CUT))
     module = CODE[0].removesuffix(".py")
-    made = {"AutoConfig": f"{module}.Cut{whole.config_class.__name__}"}
+    made = {"AutoConfig": f"{module}.{_CUT}{whole.config_class.__name__}"}
     for auto in _cut_models().AUTO:
-        models = getattr(transformers, auto)._model_mapping
+        models = getattr(sys.modules["transformers"], auto)._model_mapping
         if whole.config_class in models and models[whole.config_class] is whole:
             made[auto] = f"{module}.{name}"
     return {**config, "auto_map": made}
@@ -179,7 +213,7 @@ def _register(auto: ModuleType) -> None:
     """Tells the Auto classes the types of cut models; a config then tells them of its models."""
     for kind in ARCHITECTURES:
         if kind in auto.CONFIG_MAPPING_NAMES:
-            later = _Later(f"Cut{auto.CONFIG_MAPPING_NAMES[kind]}")
+            later = _Later(f"{_CUT}{auto.CONFIG_MAPPING_NAMES[kind]}")
             auto.CONFIG_MAPPING.register(CUT + kind, later, exist_ok=True)
 
 
@@ -203,10 +237,16 @@ class _Watcher(importlib.abc.MetaPathFinder):
         return spec
 
 
+def _register_now() -> None:
+    """Once more, for rows that architectures were given since."""
+    if _AUTO in sys.modules:
+        _register(sys.modules[_AUTO])
+
+
 def register_when_imported() -> None:
     """Makes folders of cut models load by the Auto classes, now or when those are imported."""
     if _AUTO in sys.modules:
-        _register(sys.modules[_AUTO])
+        _register_now()
     elif not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watcher())
 

@@ -173,8 +173,10 @@ def cut(
     smaller = model.cut(budget, floor)
     notes = {**loaded.notes, "cut": {"budget": budget, "floor": floor, "cost": kept.cost}}
     if "measured" in notes:
-        here = [p for p in notes["measured"] if p["budget"] == budget and p["form"] != "soft"]
-        notes["measured"] = here
+        # Other units stay with another floor than it was measured with.
+        same = floor == (notes.get("recipes") or [{"floor": 0}])[-1]["floor"]
+        points = notes["measured"] if same else []
+        notes["measured"] = [p for p in points if p["budget"] == budget and p["form"] != "soft"]
     save(Checkpoint(smaller, notes, kept, loaded.words), into, self_contained)
     facts: dict[str, Any] = {
         "budget": budget,

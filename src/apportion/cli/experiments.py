@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from apportion import driver, experiment, records
+from apportion.backbones.hub import load_model, load_words, weights_files_digest
 from apportion.checkpoint import save
 from apportion.cli.app import AsJson, app, err
 from apportion.progress import Bars
@@ -132,7 +133,6 @@ def train(
         "beta": beta,
     }
     numbers: dict[str, Any] = {
-        "pretrained": json.dumps(pretrained),
         "seed": seed,
         "data_seed": data_seed,
         **_DEFAULTS[kind],
@@ -150,6 +150,8 @@ def train(
             seed=data_seed,
         )
         numbers |= _facts_of(spec)
+        if pretrained:
+            numbers["pretrained"] = _pretrained(pretrained, numbers["length"])
         # As many rows are seen as in the study on AG News; few rows are gone through more often.
         numbers.setdefault("epochs", min(40, max(3, round(_ROWS_SEEN / numbers["train"]))))
         numbers.setdefault("budgeted_epochs", (numbers["epochs"] + 1) // 2)
@@ -200,6 +202,14 @@ _DEFAULTS = {
     },
     "pretrained": {"length": 128, "epochs": 3, "budgeted_epochs": 2, "lam": 0.02, "beta": 2.0},
 }
+
+
+def _pretrained(name: str, length: int) -> str:
+    """What the experiment file says of a pretrained model; reads it, so a bad one is found now."""
+    load_words(name, length)
+    load_model(name, ("a", "b"), seed=0)
+    digest = weights_files_digest(name)
+    return json.dumps(name) + (f"\ndigest = {json.dumps(digest)}" if digest else "")
 
 
 def _facts_of(spec: Text) -> dict[str, Any]:

@@ -121,8 +121,7 @@ def compute_table(records: Records) -> Table:
             "of layer MACs, %",
         ),
         tuple(rows),
-        f"Multiply-accumulates at {length} tokens. For BERT-Mini at 0.50 the paper has 4.7, 50, 50 "
-        "and 19.2 %.",
+        f"Multiply-accumulates at {length} tokens.",
     )
 
 

@@ -240,8 +240,9 @@ def scoring_table(records: Records) -> Table:
         "Switching each unit off by itself",
         ("method", "seed", "units", "seconds", "of whole passes", "of whole padded passes"),
         rows,
-        "Seconds on one thread, and their share of a pass from the embeddings for each unit: over "
-        "the same batches, rows of like length together, and over rows padded to the whole length.",
+        "Seconds of the process that did it, and their share of a pass from the embeddings for "
+        "each unit: over the same batches, rows of like length together, and over rows padded to "
+        "the whole length.",
     )
 
 
