@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from apportion.backbones.encoder import Encoder, EncoderConfig
-from apportion.checkpoint import GATES, MANIFEST, WEIGHTS, Checkpoint, load, save, weights_digest
+from apportion.checkpoint import (
+    CARD,
+    GATES,
+    MANIFEST,
+    WEIGHTS,
+    Checkpoint,
+    load,
+    save,
+    weights_digest,
+)
 from apportion.elastic import Elastic
 from apportion.recipes import DENSE
 from apportion.training import fit
@@ -79,7 +88,7 @@ def test_people_can_read_what_was_kept(elastic, tmp_path):
 
 def test_there_is_nothing_to_unpickle(folder):
     names = {path.name for path in folder.iterdir()}
-    assert names == {MANIFEST, WEIGHTS, GATES}
+    assert names == {MANIFEST, WEIGHTS, GATES, CARD}
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, GATES])

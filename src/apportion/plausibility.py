@@ -106,6 +106,8 @@ def check_goals(goals: Iterable[Goal], stages: Iterable[Stage]) -> None:
             if method not in of_method:
                 raise ValueError(f"[[goal]] {goal.name!r} is of {method!r}, which is no stage")
         timed = goal.share_of_bound is not None or goal.share_of_cut is not None
+        if timed and not of_method[goal.method].latency:
+            raise ValueError(f"[[goal]] {goal.name!r} is of time, and its stage is not timed")
         if timed and (goal.protocol is None) == isinstance(of_method[goal.method].task, Text):
             raise ValueError(
                 f"[[goal]] {goal.name!r}: timing of texts, and no other, has a protocol"

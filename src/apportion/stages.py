@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class Stage:
     timing: Timing = Timing()
     weights: Path | None = None  # folder of the pretrained model, if not where its name says
 
-    @property
+    @cached_property  # the driver asks for it all the time
     def key(self) -> str:
         """A hash of all that decides the stage's weights or scores."""
         return _digest(
