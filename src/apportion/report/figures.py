@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from apportion.experiment import Experiment
-from apportion.report.tables import Records, main_method, methods_of, select, timings
+from apportion.report.tables import Records, asked, main_method, methods_of, select, timings
 
 # Okabe and Ito's colours; a marker of its own tells each method apart without them.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -80,6 +80,9 @@ def pareto(experiment: Experiment, records: Records) -> Picture | None:
             points = select(records, kind="point", method=method, form=form)
             if method == "dense":
                 points = select(records, kind="point", method=method)
+            elif form == "hard" and not points:
+                # Specialists that were cut before they were trained know no other form.
+                points = select(records, kind="point", method=method, form="cut")
             if points:
                 knob = bool(select(records, kind="monotone", method=method))
                 _curve(axes, points, method, number, line=knob)
@@ -169,7 +172,7 @@ def gate_map(experiment: Experiment, records: Records) -> Picture | None:
     for axes, record in zip(panels, found, strict=True):
         rows = _by_layer(record)
         image = axes.imshow(rows, cmap="cividis", vmin=0, vmax=1, aspect="equal")
-        _label_grid(axes, rows, f"B = {record['budget']:.2f}")
+        _label_grid(axes, rows, f"B = {asked(record['budget'])}")
         for layer, row in enumerate(rows):
             for head, z in enumerate(row):
                 colour = "black" if z > 0.55 else "white"
@@ -193,7 +196,7 @@ def allocation_map(experiment: Experiment, records: Records) -> Picture | None:
         kept = [record["kept"][f"layer {layer}"]["heads"] for layer in range(len(rows))]
         shown = [[1.0 if h in kept[n] else 0.0 for h in range(len(r))] for n, r in enumerate(rows)]
         axes.imshow(shown, cmap="Blues", vmin=0, vmax=1.35, aspect="equal")
-        _label_grid(axes, rows, f"B = {record['budget']:.2f}\n{sum(map(len, kept))} heads")
+        _label_grid(axes, rows, f"B = {asked(record['budget'])}\n{sum(map(len, kept))} heads")
     caption = f"The heads that stay at each budget ({_whose(found[0])})."
     return Picture("allocation", "What each budget buys", caption, figure)
 
@@ -217,7 +220,7 @@ def speed(experiment: Experiment, records: Records) -> Picture | None:
         axes.hlines(bound, place - 0.36, place + 0.36, color=_COLOURS[1], linewidth=2)
         axes.text(place, 0.06, f"{measured:.2f}x", ha="center", color="white", fontsize=9)
     axes.hlines([], 0, 0, color=_COLOURS[1], linewidth=2, label="bound by MACs")
-    axes.set_xticks(range(len(budgets)), [f"{b:.2f}" for b in budgets])
+    axes.set_xticks(range(len(budgets)), [asked(b) for b in budgets])
     axes.axhline(1.0, color="#666666", linewidth=0.8, linestyle=":")
     axes.set(xlabel="budget", ylabel="speed-up over the uncut model")
     axes.legend(frameon=False, loc="upper right")
@@ -265,7 +268,7 @@ def _curve(
         for x, y, budget in zip(cost, accuracy, budgets, strict=True):
             above = 7 if number == 0 else -14
             axes.annotate(
-                f"{budget:.2f}",
+                asked(budget),
                 (x, y),
                 textcoords="offset points",
                 xytext=(0, above),

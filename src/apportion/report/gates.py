@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from apportion.allocation import allocate
 from apportion.evaluation import rank_agreement, retention
 from apportion.experiment import Experiment
 from apportion.gates import Gates
-from apportion.report.tables import Records, Table, mean_sd, methods_of, select
+from apportion.report.tables import Records, Table, asked, mean_sd, methods_of, select
 from apportion.units import Allocation, Units
 
 _LOW, _HIGH = 0.25, 0.75  # where the paper compares rankings
+_MIDDLE = 0.5
 
 
 def ranking_table(experiment: Experiment, records: Records) -> Table:
@@ -35,6 +37,11 @@ def ranking_table(experiment: Experiment, records: Records) -> Table:
             for stage, z in found.items()
             if _both(z) and (start := _start(stage, _HIGH, records)) and len(set(start)) > 1
         ]
+        new = [
+            1.0 - retention(_allocation(z[_MIDDLE]), _first(z[_MIDDLE], start))
+            for stage, z in found.items()
+            if _MIDDLE in z and (start := _start(stage, _MIDDLE, records))
+        ]
         rows.append(
             (
                 method,
@@ -42,6 +49,7 @@ def ranking_table(experiment: Experiment, records: Records) -> Table:
                 mean_sd(alike, 2),
                 mean_sd([100 * share for share in kept], 1),
                 mean_sd([rank_agreement(z, start) for z, start in learned], 2),
+                mean_sd([100 * share for share in new], 1),
             )
         )
     return Table(
@@ -53,10 +61,11 @@ def ranking_table(experiment: Experiment, records: Records) -> Table:
             f"Spearman, {_LOW:.2f} and {_HIGH:.2f}",
             f"kept at {_LOW:.2f} and at {_HIGH:.2f}, %",
             f"Spearman, start and end at {_HIGH:.2f}",
+            f"new among those kept at {_MIDDLE:.2f}, %",
         ),
         tuple(rows),
         "Spearman's correlation of the gates' values; gates that start from ties have no first "
-        "ranking.",
+        "ranking. New are the heads that the start would not have kept.",
     )
 
 
@@ -81,7 +90,7 @@ def movement_table(experiment: Experiment, records: Records) -> Table:
     return Table(
         "movement",
         "How far the gates moved",
-        ("method", *(f"B = {budget:.2f}" for budget in budgets)),
+        ("method", *(f"B = {asked(budget)}" for budget in budgets)),
         tuple(rows),
         "Mean distance of a gate z(B) from where it started, over units and seeds.",
     )
@@ -104,6 +113,12 @@ def _allocation(record: Mapping[str, Any]) -> Allocation:
     layers = [len(record["z"]) // len(record["kept"])] * len(record["kept"])
     units = Units.grid(len(layers), layers[0])
     return Allocation.from_dict(units, record["kept"])
+
+
+def _first(record: Mapping[str, Any], start: Sequence[float]) -> Allocation:
+    """What the gates would have kept at their start, of the units that a record speaks of."""
+    units = _allocation(record).units
+    return allocate(torch.tensor(start), units, record["budget"])
 
 
 def _start(stage: str, budget: float, records: Records) -> list[float] | None:

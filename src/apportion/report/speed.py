@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from apportion.experiment import Experiment
-from apportion.report.tables import Records, Table, main_method, mean_sd, percent, select, times
+from apportion.report.tables import (
+    Records,
+    Table,
+    asked,
+    main_method,
+    mean_sd,
+    percent,
+    select,
+    times,
+)
 
 _CALLED = {"soft": "soft gates", "hard": "hard mask", "skip": "hard skip", "cut": "cut model"}
 
@@ -27,7 +36,7 @@ def latency_table(records: Records) -> Table:
         low, high = min(r["low"] for r in of_arm), max(r["high"] for r in of_arm)
         cells = (
             form,
-            f"{budget:.2f}",
+            asked(budget),
             mean_sd([r["median_ms"] for r in of_arm], 2),
             times(of_arm),
             f"{low:.2f} – {high:.2f}",
@@ -81,7 +90,7 @@ def _protocol_table(
         cost = mean_sd([p["cost"] for p in points], 3)
         called = "dense" if form == "dense" else method
         shown = "all open" if form == "dense" else _CALLED[form]
-        rows.append((called, shown, f"{budget:.2f}", cost, percent(points), *cells))
+        rows.append((called, shown, asked(budget), cost, percent(points), *cells))
     note = ""
     if found:
         r = found[0]
@@ -107,7 +116,7 @@ def compute_table(records: Records) -> Table:
     for method, budget in dict.fromkeys((r["method"], r["budget"]) for r in found):
         gone = [r["removed"] for r in found if (r["method"], r["budget"]) == (method, budget)]
         cells = [mean_sd([100 * g[name] for g in gone], 1) for name in gone[0]]
-        rows.append((method, f"{budget:.2f}", *cells))
+        rows.append((method, asked(budget), *cells))
     length = found[0]["length"] if found else 0
     return Table(
         "compute",
@@ -133,7 +142,7 @@ def throughput_table(records: Records) -> Table:
         of_budget = [r for r in found if r["budget"] == budget]
         rows.append(
             (
-                f"{budget:.2f}",
+                asked(budget),
                 mean_sd([r["bare"] for r in of_budget], 0),
                 mean_sd([r["predict"] for r in of_budget], 0),
                 mean_sd([100 * r["share"] for r in of_budget], 1),

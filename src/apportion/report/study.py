@@ -13,6 +13,7 @@ from apportion.report.speed import compute_table, latency_table, protocol_tables
 from apportion.report.tables import (
     Records,
     Table,
+    asked,
     main_method,
     mean_sd,
     methods_of,
@@ -62,7 +63,7 @@ def budget_table(experiment: Experiment, records: Records) -> Table:
         speed = timings(records, method=method, form="cut", budget=budget)
         rows.append(
             (
-                f"{budget:.2f}",
+                asked(budget),
                 mean_sd([p["cost"] for p in cells["soft"]], 3),
                 mean_sd([p["cost"] for p in cells["hard"]], 3),
                 percent(cells["soft"]),
@@ -107,7 +108,7 @@ def _method_table(experiment: Experiment, records: Records, name: str) -> Table:
         if points:
             ours = (
                 row.name,
-                f"{row.budget:.2f}",
+                asked(row.budget),
                 row.form,
                 str(len(points)),
                 "–" if row.form == "baseline" else mean_sd([p["cost"] for p in points], 3),
@@ -195,7 +196,7 @@ def sweep_table(experiment: Experiment, records: Records) -> Table:
         {p["budget"] for m in methods for p in select(records, kind="point", method=m)}
     )
     for budget in budgets:
-        row = [f"{budget:.2f}"]
+        row = [asked(budget)]
         for method in methods:
             for form in ("soft", "hard"):
                 where = {"method": method, "form": form, "budget": budget}

@@ -65,6 +65,11 @@ def methods_of(experiment: Experiment) -> list[str]:
     return list(dict.fromkeys(stage.method for stage in experiment.stages))
 
 
+def asked(budget: float) -> str:
+    """A budget as people write it: two digits, or as many as it has."""
+    return f"{budget:.2f}" if round(budget, 2) == budget else f"{budget:g}"
+
+
 def mean_sd(values: Iterable[float], digits: int) -> str:
     """Mean ± sample standard deviation (n - 1), or the one value."""
     numbers = list(values)
