@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import statistics
 
 import pytest
@@ -17,9 +18,18 @@ from apportion.benchmark import (
     time_budgets,
 )
 from apportion.elastic import Elastic
-from apportion.evaluation import SWEEP, Outcome, Point, evaluate, is_monotone, sweep
+from apportion.evaluation import (
+    SWEEP,
+    Outcome,
+    Point,
+    evaluate,
+    is_monotone,
+    rank_agreement,
+    retention,
+    sweep,
+)
 from apportion.surgery import cut
-from apportion.units import Allocation
+from apportion.units import Allocation, Units
 
 
 @pytest.fixture
@@ -184,3 +194,16 @@ def test_macs_of_batches_are_averaged_over_their_rows(elastic, task):
     assert dense["macs"] == (6 * count_macs(plain, 12) + 2 * count_macs(plain, 5)) // 8
     assert (smaller["rows"], smaller["batch"], smaller["length"]) == (8, 6, 12)
     assert smaller["tokens"] == round((6 * 12 + 2 * 5) / 8, 1)
+
+
+def test_rankings_are_compared_by_order_alone():
+    assert rank_agreement([0.1, 0.2, 0.9], [1.0, 5.0, 6.0]) == pytest.approx(1.0)
+    assert rank_agreement([0.1, 0.2, 0.9], [3.0, 2.0, 1.0]) == pytest.approx(-1.0)
+    assert math.isnan(rank_agreement([0.5, 0.5, 0.5], [3.0, 2.0, 1.0]))
+
+
+def test_retention_is_the_share_of_the_low_budgets_units_that_stay():
+    units = Units.grid(1, 4)
+    low, high = Allocation.of(units, [0, 1]), Allocation.of(units, [1, 2, 3])
+    assert retention(low, high) == 0.5
+    assert retention(low, Allocation.everything(units)) == 1.0

@@ -183,7 +183,7 @@ def test_memory_does_not_grow_with_the_input(checkpoint):
 
     answers = predict(loaded.model, loaded.words, loaded.notes["classes"], endless(), chunk=50)
     first = [next(answers) for _ in range(120)]
-    assert taken == 200  # the third chunk is in use, the fourth was read ahead
+    assert 150 <= taken <= 200  # the third chunk is in use, the fourth is being read ahead
     assert [answer.line for answer in first] == list(range(1, 121))
 
 

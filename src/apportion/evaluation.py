@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -119,8 +120,14 @@ def sweep(
 
 
 def rank_agreement(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's correlation of two rankings of the same units: 1 if they are alike."""
+    """Spearman's correlation of two rankings of the same units: 1 if they are alike.
+
+    Where one of them is all ties there is nothing to compare: NaN.
+    """
     from scipy import stats  # slow to import
+
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return math.nan
 
     return float(stats.spearmanr(first, second).statistic)
 

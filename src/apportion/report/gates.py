@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,19 +24,15 @@ def ranking_table(experiment: Experiment, records: Records) -> Table:
     """Whether the gates rank the units alike at low and high budgets, and as they did at first."""
     rows = []
     for method in methods_of(experiment):
-        found = _by_stage(records, method)
-        alike = [rank_agreement(z[_LOW]["z"], z[_HIGH]["z"]) for z in found.values() if _both(z)]
-        if not alike:
+        found = {k: z for k, z in _by_stage(records, method).items() if {_LOW, _HIGH} <= set(z)}
+        if not found:
             continue
-        kept = [
-            retention(_allocation(z[_LOW]), _allocation(z[_HIGH]))
-            for z in found.values()
-            if _both(z)
-        ]
+        alike = [rank_agreement(z[_LOW]["z"], z[_HIGH]["z"]) for z in found.values()]
+        kept = [retention(_allocation(z[_LOW]), _allocation(z[_HIGH])) for z in found.values()]
         learned = [
-            (z[_HIGH]["z"], start)
+            rank_agreement(z[_HIGH]["z"], start)
             for stage, z in found.items()
-            if _both(z) and (start := _start(stage, _HIGH, records)) and len(set(start)) > 1
+            if (start := _start(stage, _HIGH, records))
         ]
         new = [
             1.0 - retention(_allocation(z[_MIDDLE]), _first(z[_MIDDLE], start))
@@ -45,10 +42,10 @@ def ranking_table(experiment: Experiment, records: Records) -> Table:
         rows.append(
             (
                 method,
-                str(len(alike)),
-                mean_sd(alike, 2),
+                str(len(found)),
+                mean_sd(_numbers(alike), 2),
                 mean_sd([100 * share for share in kept], 1),
-                mean_sd([rank_agreement(z, start) for z, start in learned], 2),
+                mean_sd(_numbers(learned), 2),
                 mean_sd([100 * share for share in new], 1),
             )
         )
@@ -104,8 +101,9 @@ def _by_stage(records: Records, method: str) -> dict[str, dict[float, Mapping[st
     return found
 
 
-def _both(of_budget: Mapping[float, Any]) -> bool:
-    return _LOW in of_budget and _HIGH in of_budget
+def _numbers(values: Sequence[float]) -> list[float]:
+    """The values without those of rankings that are all ties."""
+    return [value for value in values if not math.isnan(value)]
 
 
 def _allocation(record: Mapping[str, Any]) -> Allocation:
