@@ -52,9 +52,9 @@ study: $(VENV)/ready
 		--data $(AG_NEWS) --model $(BERT_TINY),\
 		@echo "BERT-Tiny is left out; make study AG_NEWS=FOLDER BERT_TINY=FOLDER runs it")
 
-# Every study with its records: its page, the figures, and the Markdown that shows its tables.
+# Every study that has records: its page, the figures, and the Markdown that shows its tables.
 docs: $(VENV)/ready
-	for study in $(basename $(notdir $(wildcard experiments/*.toml))); do \
+	for study in $(basename $(notdir $(wildcard experiments/results/*.jsonl))); do \
 		$(BIN)/apportion report experiments/$$study.toml --out runs/$$study/report.html \
 			--figures docs/figures $$(grep -l "table: $$study/" README.md docs/*.md \
 			| sed 's/^/--fill /') > /dev/null || exit 1; \
