@@ -18,6 +18,7 @@ from apportion.report.tables import (
     times,
 )
 
+_REMOVED = ("parameters", "head_parameters", "attention_macs", "layer_macs")
 _CALLED = {"soft": "soft gates", "hard": "hard mask", "skip": "hard skip", "cut": "cut model"}
 
 
@@ -115,7 +116,7 @@ def compute_table(records: Records) -> Table:
     rows = []
     for method, budget in dict.fromkeys((r["method"], r["budget"]) for r in found):
         gone = [r["removed"] for r in found if (r["method"], r["budget"]) == (method, budget)]
-        cells = [mean_sd([100 * g[name] for g in gone], 1) for name in gone[0]]
+        cells = [mean_sd([100 * g[name] for g in gone], 1) for name in _REMOVED]
         rows.append((method, asked(budget), *cells))
     length = found[0]["length"] if found else 0
     return Table(
