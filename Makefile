@@ -25,7 +25,7 @@ demo: $(VENV)/ready
 	$(BIN)/apportion train --out runs/demo
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
