@@ -13,9 +13,10 @@ from apportion.backbones.encoder import Encoder, EncoderConfig
 from apportion.benchmark import (
     count_macs,
     count_parameters,
+    elastic_arms,
     measure,
     median_interval,
-    time_budgets,
+    time_arms,
 )
 from apportion.elastic import Elastic
 from apportion.evaluation import (
@@ -153,7 +154,7 @@ def test_the_interval_is_the_one_of_the_sign_test():
 
 def test_latency_records_say_how_they_were_measured(elastic, task):
     inputs, _ = task.test.batch(torch.arange(8))
-    found = time_budgets(elastic, [inputs], (0.5,), repeats=6, threads=1)
+    found = time_arms(elastic_arms(elastic, (0.5,)), [inputs], repeats=6)
     assert [(r["form"], r["budget"]) for r in found] == [
         ("dense", 1.0),
         ("soft", 0.5),
@@ -186,11 +187,23 @@ def test_calls_of_an_arm_take_turns_with_those_of_the_others():
         measure({"a": [lambda: None], "b": [lambda: None] * 2}, repeats=5)
 
 
+def test_work_that_goes_on_after_a_call_is_waited_for():
+    """A device that takes work and returns: only waiting tells how long it takes."""
+    under_way, seen = [], []
+
+    def wait():
+        seen.append(len(under_way))
+        under_way.clear()
+
+    measure({"a": lambda: under_way.append("work")}, repeats=5, warmup=1, wait=wait)
+    assert seen == [0, 1] * 6
+
+
 def test_macs_of_batches_are_averaged_over_their_rows(elastic, task):
     wide, _ = task.test.batch(torch.arange(6))
     narrow = {"input_ids": wide["input_ids"][:2, :5]}
     plain = elastic.plain()
-    dense, *_, smaller = time_budgets(elastic, [wide, narrow], (0.5,), repeats=5, threads=1)
+    dense, *_, smaller = time_arms(elastic_arms(elastic, (0.5,)), [wide, narrow], repeats=5)
     assert dense["macs"] == (6 * count_macs(plain, 12) + 2 * count_macs(plain, 5)) // 8
     assert (smaller["rows"], smaller["batch"], smaller["length"]) == (8, 6, 12)
     assert smaller["tokens"] == round((6 * 12 + 2 * 5) / 8, 1)

@@ -82,6 +82,7 @@ score = "learned"
 method = "recovered"
 from = "post-hoc"
 teacher = "dense"
+latency = true
 recipe = "recover"
 each = [0.5]
 """
@@ -140,6 +141,16 @@ def test_the_recovered_specialist_is_a_smaller_model(study, home):
     assert all(layer["heads"] for layer in recovered.kept.to_dict().values())
     (point,) = select(study[1], kind="point", method="recovered")
     assert (point["form"], point["cost"]) == ("cut", 0.5)
+
+
+def test_a_specialist_is_timed_beside_the_model_that_it_was_cut_from(study):
+    plan, have = study
+    (specialist,) = plan.stages_of("recovered")
+    timed = select(have, kind="latency", method="recovered", protocol="padded")
+    assert [(r["form"], r["budget"]) for r in timed] == [("dense", 1.0), ("cut", specialist.only)]
+    same = select(have, kind="latency", method="post-hoc", protocol="padded")
+    assert not same  # nobody asked for it
+    assert timed[1]["bound"] > 1.0 and timed[1]["removed"]["parameters"] > 0
 
 
 def test_the_tokenizer_travels_with_the_checkpoint(study, home):

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -42,12 +42,14 @@ def measure(
     warmup: int = 3,
     threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
+    wait: Callable[[], object] | None = None,
 ) -> list[Latency]:
     """The latency of each arm, the first being what the others are compared with.
 
     An arm is one call, or a list of calls whose times are summed. Arms take turns call by call
     and the order turns round from repeat to repeat, so that a machine that slows down slows all
-    of them. Don't measure while something else is running.
+    of them. Where calls return before their work is done, as on a GPU, `wait` returns when it is.
+    Don't measure while something else is running.
     """
     if not arms or repeats < 5:
         # The extremes of 6 are a 95 % interval of the median, those of the paper's 5 a 94 % one.
@@ -62,8 +64,12 @@ def measure(
         for turn in range(-warmup, repeats):
             for part in range(count):
                 for name in _turned(names, turn + part):
+                    if wait:
+                        wait()  # or this call would pay for what is still under way
                     started = time.perf_counter()
                     calls[name][part]()
+                    if wait:
+                        wait()
                     elapsed = time.perf_counter() - started
                     if turn >= 0:
                         times[name][turn] += elapsed * 1000.0
@@ -120,29 +126,35 @@ def using_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def time_budgets(
+@dataclass(frozen=True)
+class Timed:
+    """A model as it is timed: what is called, and the plain model whose work a call does."""
+
+    call: nn.Module
+    computes: nn.Module
+    options: Mapping[str, object] = field(default_factory=dict)  # of each call
+
+
+Arms = Mapping[tuple[str, float], Timed]  # by form and budget; the first is the dense model
+
+
+def elastic_arms(
     model: nn.Module,
-    batches: Sequence[Mapping[str, Tensor]],
     budgets: Iterable[float],
-    repeats: int,
-    threads: int,
     floor: int = 0,
     forms: Sequence[str] = TIMED_FORMS,
-    warmup: int = 3,
-    progress: Callable[[int, int], None] | None = None,
     reload: Callable[[nn.Module, Allocation], nn.Module] | None = None,
-) -> list[dict[str, Any]]:
-    """Latency records of an elastic model over some batches.
+) -> Arms:
+    """The arms of an elastic model.
 
-    Arms: all units open and, at each budget, soft gates, the hard mask, hard skipping and the cut
-    model, which `reload` may save and load before. Soft gates and the hard mask compute every unit.
+    All units open and, at each budget, soft gates, the hard mask, hard skipping and the cut model,
+    which `reload` may save and load before. Soft gates and the hard mask compute every unit.
     """
     if not isinstance(model, Elastic):
         raise ValueError("only an elastic model has budgets to time")
     plain = model.plain()
     skipping = Skipping(model, floor)
-    arms: dict[tuple[str, float], list[Arm]] = {("dense", 1.0): _calls_on(plain, batches)}
-    computes = {("dense", 1.0): plain}  # the model whose multiply-accumulates an arm spends
+    arms = {("dense", 1.0): Timed(plain, plain)}
     for budget in budgets:
         allocation = model.allocation(budget, floor)
         # Skipping shares memory between budgets; so do these, or caches would favour the one.
@@ -152,15 +164,34 @@ def time_budgets(
         if "skip" in forms:
             skipping.prepare(budget)
         of_form = {
-            "soft": (_calls_on(model, batches, budget=budget), plain),
-            "hard": (_calls_on(model, batches, allocation=allocation), plain),
-            "skip": (_calls_on(skipping, batches, budget=budget), smaller),
-            "cut": (_calls_on(smaller, batches), smaller),
+            "soft": Timed(model, plain, {"budget": budget}),
+            "hard": Timed(model, plain, {"allocation": allocation}),
+            "skip": Timed(skipping, smaller, {"budget": budget}),
+            "cut": Timed(smaller, smaller),
         }
-        for form in forms:
-            arms[form, budget], computes[form, budget] = of_form[form]
-    named = {f"{form} {budget:g}": arm for (form, budget), arm in arms.items()}
-    results = measure(named, repeats, warmup, threads, progress)
+        arms |= {(form, budget): of_form[form] for form in forms}
+    return arms
+
+
+def time_arms(
+    arms: Arms,
+    batches: Sequence[Mapping[str, Tensor]],
+    repeats: int,
+    threads: int = 1,
+    warmup: int = 3,
+    progress: Callable[[int, int], None] | None = None,
+    device: str = "cpu",
+) -> list[dict[str, Any]]:
+    """Latency records of some arms over some batches, beside what multiply-accumulates allow."""
+    here = [{name: values.to(device) for name, values in inputs.items()} for inputs in batches]
+    named = {
+        f"{form} {budget:g}": _calls_on(_moved(arm.call, device), here, **arm.options)
+        for (form, budget), arm in arms.items()
+    }
+    wait = None if torch.device(device).type == "cpu" else torch.accelerator.synchronize
+    results = measure(named, repeats, warmup, threads, progress, wait)
+    computes = {arm: timed.computes for arm, timed in arms.items()}
+    plain = computes["dense", 1.0]
     shapes = [tuple(inputs["input_ids"].shape) for inputs in batches]
     rows = sum(count for count, _ in shapes)
     macs = {
@@ -186,6 +217,7 @@ def time_budgets(
             "length": longest,
             "tokens": round(sum(count * width for count, width in shapes) / rows, 1),
             "runtime": "torch eager",
+            **({} if wait is None else {"device": device_name(device)}),
             "macs": macs[form, budget],
             "bound": round(macs["dense", 1.0] / macs[form, budget], 4),
             **({"removed": removed[budget]} if form == "cut" else {}),
@@ -201,6 +233,19 @@ def _calls_on(
     """An arm: the model, in evaluation mode, called on each of the batches."""
     model.eval()
     return [partial(model, **inputs, **options) for inputs in batches]
+
+
+def _moved(model: nn.Module, device: str) -> nn.Module:
+    """A model on a device; one that is there is left alone, as `to` undoes what was prepared."""
+    there = next(model.parameters()).device.type == torch.device(device).type
+    return model if there else model.to(device)
+
+
+def device_name(device: str) -> str:
+    """What a device calls itself, for records."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device
 
 
 def count_macs(model: nn.Module, length: int) -> int:

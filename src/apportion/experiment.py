@@ -36,6 +36,7 @@ class Row:
     budget: float
     paper_cost: str = "–"
     paper_accuracy: str = "–"
+    paper_speedup: str = "–"
     table: str = "core"  # a study may have more than one
 
 

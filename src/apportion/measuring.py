@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,14 @@ from torch import Tensor, nn
 
 from apportion.backbones.encoder import Encoder
 from apportion.baselines import BASELINES
-from apportion.benchmark import TIMED_FORMS, count_parameters, time_budgets
+from apportion.benchmark import (
+    TIMED_FORMS,
+    Arms,
+    Timed,
+    count_parameters,
+    elastic_arms,
+    time_arms,
+)
 from apportion.checkpoint import Checkpoint, load, save, weights_digest
 from apportion.elastic import Elastic, plain_of
 from apportion.evaluation import SWEEP, Outcome, evaluate, is_monotone, sweep
@@ -30,11 +38,12 @@ def run_stage(
     stage: Stage, runs: Path, progress: Callable[[Tick], None] | None = None
 ) -> list[dict[str, Any]]:
     """Trains and measures one stage; the last record says that all of them are there."""
+    started = time.monotonic()
     if stage.baseline is not None:
         return _run_baseline(stage)
     task = stage.build_task()
     checkpoint = produce(stage, runs, progress, task)
-    model = checkpoint.model
+    model = checkpoint.model.to(stage.device)
     if stage.score is not None:
         measured = _measure_scores(stage, checkpoint, task)
     elif isinstance(model, Elastic):
@@ -49,6 +58,7 @@ def run_stage(
         "weights": weights_digest(checkpoint.model),
         "parameters": count_parameters(plain_of(checkpoint.model)),
         "training": checkpoint.notes["training"] if stage.recipe else None,
+        "seconds": round(time.monotonic() - started, 1),  # measuring included
     }
     return [{**stage.names, **record} for record in (*measured, done)]
 
@@ -145,13 +155,12 @@ def time_stage(
     times.
     """
     task = stage.build_task()
-    model = produce(stage, runs, task=task).model
-    assert isinstance(model, Elastic)
+    arms = _arms(stage, runs, task)
     how, timed = stage.timing, []
     if task.words is None:
         inputs, _ = task.test.batch(torch.arange(min(how.batch, len(task.test))))
         ways: dict[str | None, list[dict[str, Tensor]]] = {None: [inputs]}
-        forms, repeats, warmup = how.forms or TIMED_FORMS, how.repeats or 41, 3
+        repeats, warmup = how.repeats or 41, 3
     else:
         rows = Split(*task.test.batch(torch.arange(min(how.rows, len(task.test))), padded=True))
         ways = {
@@ -163,24 +172,29 @@ def time_stage(
             ]
             for protocol in stage.protocols
         }
-        forms, repeats, warmup = how.forms or ("soft", "skip", "cut"), how.repeats or 5, 1
-    reload = None if isinstance(model.model, Encoder) else _reloaded
+        repeats, warmup = how.repeats or 5, 1
     for protocol, batches in ways.items():
-        of_protocol = time_budgets(
-            model,
-            batches,
-            stage.timed_at,
-            repeats,
-            1,
-            stage.floor,
-            forms,
-            warmup,
-            progress,
-            reload,
-        )
+        of_protocol = time_arms(arms, batches, repeats, 1, warmup, progress, stage.device)
         named = {} if protocol is None else {"protocol": protocol}
         timed += [{**record, **named} for record in of_protocol]
     return [{**stage.names, **record, **provenance()} for record in timed]
+
+
+def _arms(stage: Stage, runs: Path, task: Task) -> Arms:
+    """What is timed: an elastic model at each budget, or a specialist beside what it was cut of."""
+    model = produce(stage, runs, task=task).model.to(stage.device)
+    if isinstance(model, Elastic):
+        reload = None if isinstance(model.model, Encoder) else _reloaded
+        forms = stage.timing.forms or (TIMED_FORMS if task.words is None else _OF_TEXTS)
+        return elastic_arms(model, stage.timed_at, stage.floor, forms, reload)
+    assert stage.parent and stage.only
+    scored = produce(stage.parent, runs, task=task).model
+    assert isinstance(scored, Elastic)
+    whole = scored.plain()
+    return {("dense", 1.0): Timed(whole, whole), ("cut", stage.only): Timed(model, model)}
+
+
+_OF_TEXTS = ("soft", "skip", "cut")
 
 
 def time_predictions_of(stage: Stage, runs: Path) -> list[dict[str, Any]]:

@@ -84,6 +84,7 @@ class Stage:
     sweep: bool = True  # measured at the sweep's budgets, and not only at those of the tables
     timing: Timing = Timing()
     weights: Path | None = None  # folder of the pretrained model, if not where its name says
+    device: str = "cpu"  # where it is measured; training takes an accelerator where there is one
 
     @cached_property  # the driver asks for it all the time
     def key(self) -> str:

@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 from apportion import records
 from apportion.backbones import config_of
-from apportion.benchmark import count_macs, count_parameters, time_budgets
+from apportion.benchmark import count_macs, count_parameters, elastic_arms, time_arms
 from apportion.checkpoint import Checkpoint, load, save
 from apportion.cli.app import AsJson, app, err
 from apportion.elastic import Elastic, plain_of
@@ -220,10 +220,9 @@ def bench(
     inputs, _ = task.test.batch(torch.arange(min(batch, len(task.test))), padded=True)
     with Progress(console=err, transient=True) as progress:
         bar = progress.add_task("repeats", total=None)
-        measured = time_budgets(
-            model,
+        measured = time_arms(
+            elastic_arms(model, budget or (0.25, 0.5, 0.75)),
             [inputs],
-            budget or (0.25, 0.5, 0.75),
             repeats,
             threads,
             progress=lambda done, of: progress.update(bar, completed=done, total=of),

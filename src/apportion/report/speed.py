@@ -14,6 +14,7 @@ from apportion.report.tables import (
     main_method,
     mean_sd,
     percent,
+    points_at,
     select,
     times,
 )
@@ -87,7 +88,7 @@ def _protocol_table(
         for protocol in protocols:
             of_arm = select(records, kind="latency", protocol=protocol, **arm)
             cells += _timed(of_arm) if of_arm else ["–"] * 4
-        points = _points(records, method, form, budget)
+        points = points_at(records, "dense" if form == "dense" else method, form, budget)
         cost = mean_sd([p["cost"] for p in points], 3)
         called = "dense" if form == "dense" else method
         shown = "all open" if form == "dense" else _CALLED[form]
@@ -158,14 +159,6 @@ def throughput_table(records: Records) -> Table:
         "CSV, encodes in a thread of its own a chunk ahead, calls the model on the same batches "
         "and writes CSV.",
     )
-
-
-def _points(records: Records, method: str, form: str, budget: float) -> list[Mapping[str, Any]]:
-    """The accuracies of a timed arm: skipping and cutting compute what the hard mask does."""
-    if form == "dense":
-        return select(records, kind="point", method="dense", form="dense")
-    form = "soft" if form == "soft" else "hard"
-    return select(records, kind="point", method=method, form=form, budget=budget)
 
 
 def _timed(of_arm: Sequence[Mapping[str, Any]]) -> list[str]:

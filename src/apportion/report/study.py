@@ -14,10 +14,12 @@ from apportion.report.tables import (
     Records,
     Table,
     asked,
+    beside,
     main_method,
     mean_sd,
     methods_of,
     percent,
+    points_at,
     select,
     times,
     timings,
@@ -102,29 +104,36 @@ def _method_table(experiment: Experiment, records: Records, name: str) -> Table:
     rows = []
     wanted = [row for row in experiment.rows if row.table == name]
     beside_paper = any(row.paper_accuracy != "–" for row in wanted)
+    timed = any(row.paper_speedup != "–" for row in wanted)
     for row in wanted:
-        where = {"method": row.method, "form": row.form, "budget": row.budget}
-        points = select(records, kind="point", **where)
-        if points:
-            ours = (
-                row.name,
-                asked(row.budget),
-                row.form,
-                str(len(points)),
-                "–" if row.form == "baseline" else mean_sd([p["cost"] for p in points], 3),
-                percent(points),
-                f"{100 * min(p['accuracy'] for p in points):.2f}",
-            )
-            rows.append(ours + (row.paper_cost, row.paper_accuracy) * beside_paper)
-    columns = ("method", "budget", "evaluated", "n", "cost", "accuracy", "lowest")
+        points = points_at(records, row.method, row.form, row.budget)
+        if not points:
+            continue
+        accuracy = [100 * p["accuracy"] for p in points]
+        cells = [row.name, asked(row.budget), row.form, str(len(points))]
+        cells += ["–" if row.form == "baseline" else mean_sd([p["cost"] for p in points], 3)]
+        cells += [row.paper_cost] * beside_paper + [percent(points), f"{min(accuracy):.2f}"]
+        if beside_paper:
+            cells += [row.paper_accuracy, beside(accuracy, row.paper_accuracy)]
+        if timed:
+            speed = timings(records, method=row.method, form=row.form, budget=row.budget)
+            measured = "1.00x" if row.form == "dense" else times(speed)
+            ratios = [r["speedup"] for r in speed]
+            cells += [measured, row.paper_speedup, beside(ratios, row.paper_speedup)]
+        rows.append(tuple(cells))
+    columns = ["method", "budget", "evaluated", "n", "cost", *["paper's cost"] * beside_paper]
+    columns += ["accuracy", "lowest", *["paper's accuracy", "difference"] * beside_paper]
+    columns += ["speed-up", "paper's speed-up", "difference of speed"] * timed
     note = "Accuracy in percent on test rows: mean ± sample standard deviation over n runs."
+    if timed:
+        note += " Speed-up: one thread, rows padded, ratios of each seed averaged."
     if beside_paper:
         note += f" {experiment.beside_paper}"
     title = "Every method" if name == "core" else name.replace("-", " ").capitalize()
     return Table(
         name,
         f"{title}, beside the paper" if beside_paper else title,
-        columns + ("paper's cost", "paper's accuracy") * beside_paper,
+        tuple(columns),
         tuple(rows),
         note,
     )

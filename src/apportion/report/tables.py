@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,21 @@ def timings(records: Records, **where: Any) -> list[Mapping[str, Any]]:
     return [record for record in found if record.get("protocol", "padded") == "padded"]
 
 
+def points_at(
+    records: Records, method: str | None, form: str, budget: float
+) -> list[Mapping[str, Any]]:
+    """The accuracies of a model as it is evaluated or timed.
+
+    Skipping and cutting compute what the hard mask does, so they have its accuracy where their own
+    was not measured.
+    """
+    for same in {"skip": ("hard",), "cut": ("cut", "hard")}.get(form, (form,)):
+        found = select(records, kind="point", method=method, form=same, budget=budget)
+        if found:
+            return found
+    return []
+
+
 def main_method(experiment: Experiment) -> str | None:
     """The method whose checkpoint people would use: the one that is timed, or the last elastic."""
     elastic = [s for s in experiment.stages if s.recipe and s.recipe.objective != "dense"]
@@ -79,6 +95,14 @@ def mean_sd(values: Iterable[float], digits: int) -> str:
     if len(numbers) > 1:
         text += f" ± {statistics.stdev(numbers):.{digits}f}"
     return text
+
+
+def beside(values: Sequence[float], paper: str) -> str:
+    """How far the mean of some values is from what the paper prints, to the digits shown."""
+    printed = re.match(r"-?\d+(\.\d+)?", paper)
+    if not values or not printed:
+        return "–"
+    return f"{statistics.mean(values) - float(printed[0]):+.2f}"
 
 
 def percent(points: Iterable[Mapping[str, Any]]) -> str:
