@@ -12,7 +12,7 @@ ROOT = Path(apportion.__file__).parent
 FLOORS = (
     {"cli"},
     {"progress", "report"},
-    {"driver"},
+    {"driver", "reproduction"},
     {"experiment", "measuring"},
     {"plausibility"},
     {"stages"},

@@ -81,10 +81,9 @@ def read_experiment(
     `data` and `weights` are the folders of its texts and of its pretrained model, if those are not
     where the file says.
     """
+    tables = read_toml(path)
     try:
-        return parse_experiment(path.read_text(encoding="utf-8"), data, weights)
-    except FileNotFoundError:
-        raise ValueError(f"there is no experiment file {path}") from None
+        return experiment_of(tables, data, weights)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path.name}: {error}") from None
 
@@ -94,9 +93,19 @@ def parse_experiment(
 ) -> Experiment:
     """The experiment that a TOML text describes."""
     try:
-        return _experiment(tomllib.loads(text), data, weights)
+        return experiment_of(tomllib.loads(text), data, weights)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"not TOML: {error}") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no experiment file {path}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path.name}: not TOML: {error}") from None
 
 
 def current(experiment: Experiment, have: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -110,7 +119,10 @@ def current(experiment: Experiment, have: Iterable[Mapping[str, Any]]) -> list[d
     ]
 
 
-def _experiment(data: dict[str, Any], folder: Path | None, weights: Path | None) -> Experiment:
+def experiment_of(
+    data: dict[str, Any], folder: Path | None = None, weights: Path | None = None
+) -> Experiment:
+    """The experiment that the tables of a file describe."""
     check("the file", data, _FILE)
     for needed in ("name", "seeds", "task", "model", "stage"):
         if needed not in data:

@@ -34,7 +34,8 @@ def check_model(model: Mapping[str, Any], task: TaskSpec, weights: Path | None) 
     if weights is not None:
         raise ValueError("[model] has no pretrained weights; their folder can't be given")
     if "architecture" in model:
-        check("[model]", model, {"architecture": str, **dict.fromkeys(_SIZES, int)})
+        sizes = dict.fromkeys((*_SIZES, "vocabulary"), int)
+        check("[model]", model, {"architecture": str, **sizes})
         missing = [name for name in _SIZES if name not in model]
         if missing:
             raise ValueError(f"[model] of an architecture needs {', '.join(missing)}")

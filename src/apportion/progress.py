@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,6 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 from apportion.stages import Stage
 from apportion.training import Tick
@@ -82,6 +85,98 @@ class Bars:
     def _show(self, stage: Stage, done: int, of: int, facts: str) -> None:
         if stage.key in self.bars:  # a tick may come in after the stage's end
             self.progress.update(self.bars[stage.key], completed=done, total=of, facts=facts)
+
+
+class Overview:
+    """A watcher of several runs: every table with what is done, running, to come, and time left.
+
+    `tables` are the keys of the stages that each one needs; `expected` is how many seconds a stage
+    took elsewhere. What is not in there is taken to be as long as what has been run so far.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        tables: Mapping[str, Collection[str]],
+        done: Collection[str],
+        expected: Mapping[str, float],
+        jobs: int,
+    ) -> None:
+        self.console, self.tables, self.expected, self.jobs = console, tables, expected, jobs
+        self.done = set(done)
+        self.began: dict[str, float] = {}
+        self.took: list[float] = []
+        self.bars = Bars(console)
+        self.live = Live(console=console, get_renderable=self._render, refresh_per_second=2)
+
+    def __enter__(self) -> Overview:
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.console.is_terminal:
+            self.live.stop()
+
+    def started(self, stage: Stage, left: int) -> None:
+        """A stage begins."""
+        self.began[stage.key] = time.monotonic()
+        self.bars.started(stage, left)
+
+    def ticked(self, stage: Stage, tick: Tick) -> None:
+        """A stage took a training step."""
+        self.bars.ticked(stage, tick)
+
+    def timing(self, stage: Stage, done: int, of: int) -> None:
+        """A stage's model is being timed."""
+        self.bars.timing(stage, done, of)
+
+    def finished(self, stage: Stage, seconds: float) -> None:
+        """A stage's records are on disk."""
+        self.took.append(seconds)
+        self.began.pop(stage.key, None)
+        self.done.add(stage.key)
+        self.bars.finished(stage, seconds)
+        if not self.console.is_terminal:
+            self.console.print(self.summary(), highlight=False)
+
+    def seconds_left(self) -> float | None:
+        """How long the stages that are left will take, if anything is known of how long they do."""
+        wanted = {key for keys in self.tables.values() for key in keys}
+        left = [key for key in wanted if key not in self.done]
+        usual = sum(self.took) / len(self.took) if self.took else None
+        seconds = 0.0
+        for key in left:
+            whole = self.expected.get(key, usual)
+            if whole is None:
+                return None
+            began = self.began.get(key)
+            seconds += whole if began is None else max(0.0, whole - (time.monotonic() - began))
+        return seconds / self.jobs
+
+    def summary(self) -> str:
+        """How far it is, in a line."""
+        wanted = {key for keys in self.tables.values() for key in keys}
+        done = f"{len(wanted & self.done)} of {len(wanted)} stages"
+        left = self.seconds_left()
+        return done if left is None else f"{done}, about {max(1, round(left / 60))} min left"
+
+    def _render(self) -> Group:
+        table = Table("table", "", "stages", box=None, pad_edge=False, header_style="dim")
+        for name, keys in self.tables.items():
+            done = sum(key in self.done for key in keys)
+            state, style = "to come", "dim"
+            if done == len(keys):
+                state, style = "done", "green"
+            elif any(key in self.began for key in keys):
+                state, style = "running", "bold"
+            table.add_row(name, state, f"{done} / {len(keys)}", style=style)
+        return Group(table, self.summary(), self.bars.progress.get_renderable())
 
 
 def _facts(tick: Tick) -> str:

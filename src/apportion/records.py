@@ -42,6 +42,12 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a file whole or not at all."""
+    with replacing(path) as part:
+        part.write_bytes(data)
+
+
 def append(path: Path, *records: Mapping[str, Any]) -> None:
     """Adds records as the last lines of a file, in one durable write."""
     line = "".join(json.dumps(r, sort_keys=True, allow_nan=False) + "\n" for r in records)

@@ -94,9 +94,10 @@ def untrained_model(shape: Mapping[str, Any], task: Mapping[str, int], seed: int
     transformers = _transformers()
     config = transformers.AutoConfig.for_model(
         shape["architecture"],
-        vocab_size=task["vocabulary"],
+        vocab_size=shape.get("vocabulary", task["vocabulary"]),
         num_labels=task["classes"],
-        max_position_embeddings=task["length"] + 2,  # RoBERTa's begin after the one of padding
+        # As pretrained ones have; RoBERTa's begin after the one of padding.
+        max_position_embeddings=max(512, task["length"] + 2),
         num_hidden_layers=shape["layers"],
         num_attention_heads=shape["heads"],
         hidden_size=shape["hidden"],

@@ -49,6 +49,12 @@ class Picture:
             drawing = text.getvalue()
         return drawing[drawing.index("<svg") :]
 
+    def png(self) -> bytes:
+        """The figure as dots, fine enough to print."""
+        with matplotlib.rc_context(_STYLE), io.BytesIO() as data:
+            self.figure.savefig(data, format="png", dpi=200, metadata={"Software": None})
+            return data.getvalue()
+
 
 def study_figures(experiment: Experiment, records: Records) -> list[Picture]:
     """Every figure that the records of an experiment can fill."""

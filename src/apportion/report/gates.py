@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,8 +27,8 @@ def ranking_table(experiment: Experiment, records: Records) -> Table:
         found = {k: z for k, z in _by_stage(records, method).items() if {_LOW, _HIGH} <= set(z)}
         if not found:
             continue
-        alike = [rank_agreement(z[_LOW]["z"], z[_HIGH]["z"]) for z in found.values()]
-        kept = [retention(_allocation(z[_LOW]), _allocation(z[_HIGH])) for z in found.values()]
+        alike = list(agreement_by_seed(records, method).values())
+        kept = list(retention_by_seed(records, method).values())
         learned = [
             rank_agreement(z[_HIGH]["z"], start)
             for stage, z in found.items()
@@ -43,7 +43,7 @@ def ranking_table(experiment: Experiment, records: Records) -> Table:
             (
                 method,
                 str(len(found)),
-                mean_sd(_numbers(alike), 2),
+                mean_sd(alike, 2),
                 mean_sd([100 * share for share in kept], 1),
                 mean_sd(_numbers(learned), 2),
                 mean_sd([100 * share for share in new], 1),
@@ -64,6 +64,31 @@ def ranking_table(experiment: Experiment, records: Records) -> Table:
         "Spearman's correlation of the gates' values; gates that start from ties have no first "
         "ranking. New are the heads that the start would not have kept.",
     )
+
+
+def agreement_by_seed(records: Records, method: str) -> dict[tuple[int, int], float]:
+    """Spearman's correlation of a method's gates at a low and a high budget, if not all tied."""
+    alike = _low_and_high(records, method, lambda low, high: rank_agreement(low["z"], high["z"]))
+    return {seed: value for seed, value in alike.items() if not math.isnan(value)}
+
+
+def retention_by_seed(records: Records, method: str) -> dict[tuple[int, int], float]:
+    """The share of the units kept at a low budget that a high one keeps as well."""
+    return _low_and_high(
+        records, method, lambda low, high: retention(_allocation(low), _allocation(high))
+    )
+
+
+def _low_and_high(
+    records: Records,
+    method: str,
+    compare: Callable[[Mapping[str, Any], Mapping[str, Any]], float],
+) -> dict[tuple[int, int], float]:
+    return {
+        (z[_LOW]["data_seed"], z[_LOW]["seed"]): compare(z[_LOW], z[_HIGH])
+        for z in _by_stage(records, method).values()
+        if {_LOW, _HIGH} <= set(z)
+    }
 
 
 def movement_table(experiment: Experiment, records: Records) -> Table:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from apportion import records as record_files
@@ -19,13 +19,22 @@ def write_page(experiment: Experiment, records: Records, path: Path) -> None:
     """Writes the report of an experiment."""
     if not select(records, kind="point"):
         raise ValueError(f"there are no records of {experiment.name!r} to report; run it first")
-    template = (resources.files("apportion.report") / "page.html").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    last = select(records, kind="stage")[-1]
-    html = environment.from_string(template).render(
+    html = render(
+        "study.html",
         experiment=experiment,
         tables=study_tables(experiment, records),
         pictures=[(p, Markup(p.svg())) for p in study_figures(experiment, records)],
-        last=last,
+        last=select(records, kind="stage")[-1],
     )
     record_files.write_text(path, html)
+
+
+def render(template: str, **values: Any) -> str:
+    """A page from one of the templates beside this file."""
+    environment = Environment(
+        loader=PackageLoader("apportion.report", "pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    return environment.get_template(template).render(**values)

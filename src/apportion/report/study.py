@@ -260,25 +260,19 @@ def accounting_table(experiment: Experiment, records: Records) -> Table:
     """Training jobs and things to deploy for the table's budgets, counted from what was run."""
     rows = []
     count = len(experiment.budgets)
-    ran = {record["stage"]: record for record in select(records, kind="stage")}
-    cell = (experiment.data_seeds[0], experiment.seeds[0])
     for method in methods_of(experiment):
-        own = [
-            record
-            for record in ran.values()
-            if record["method"] == method and (record["data_seed"], record["seed"]) == cell
-        ]
+        own = _of_one_seed(experiment, records, method)
         if not own or not (own[0]["recipe"] or own[0]["score"]):
             continue  # not run yet, or a baseline of another kind
-        jobs = {key for record in own for key in _trained(record, ran)}
+        ran = {record["stage"]: record for record in select(records, kind="stage")}
         models = {key for record in own for key in _trained(record, ran)[:1]}
         scored = own[0]["score"] is not None
         if scored or len(own) > 1:
             control = "discrete"
         else:
             control = "one cost" if own[0]["recipe"]["objective"] == "dense" else "continuous"
-        artifacts = f"{len(models)} model{'s' * (len(models) > 1)}"
-        rows.append((method, str(len(jobs)), artifacts + f" + {count} masks" * scored, control))
+        artifacts = f"{len(models)} model{'s' * (len(models) > 1)}" + f" + {count} masks" * scored
+        rows.append((method, str(jobs_of(experiment, records, method)), artifacts, control))
     return Table(
         "accounting",
         f"What it takes to serve {count} budgets",
@@ -286,6 +280,18 @@ def accounting_table(experiment: Experiment, records: Records) -> Table:
         tuple(rows),
         "Counted from the stages that ran for one seed, warm starts included.",
     )
+
+
+def jobs_of(experiment: Experiment, records: Records, method: str) -> int:
+    """Trainings that one seed of a method took, for all of its budgets and from the start."""
+    ran = {record["stage"]: record for record in select(records, kind="stage")}
+    own = _of_one_seed(experiment, records, method)
+    return len({key for record in own for key in _trained(record, ran)})
+
+
+def _of_one_seed(experiment: Experiment, records: Records, method: str) -> list[Mapping[str, Any]]:
+    cell = {"data_seed": experiment.data_seeds[0], "seed": experiment.seeds[0]}
+    return select(records, kind="stage", method=method, **cell)
 
 
 def time_table(experiment: Experiment, records: Records) -> Table:

@@ -68,11 +68,11 @@ def points_at(
 
 
 def main_method(experiment: Experiment) -> str | None:
-    """The method whose checkpoint people would use: the one that is timed, or the last elastic."""
+    """The method whose checkpoint people would use: the first timed, or the last elastic."""
     elastic = [s for s in experiment.stages if s.recipe and s.recipe.objective != "dense"]
     general = [s for s in elastic if s.only is None]
     timed = [s for s in general if s.latency]
-    chosen = (timed or general)[-1:]
+    chosen = timed[:1] or general[-1:]
     return chosen[0].method if chosen else None
 
 

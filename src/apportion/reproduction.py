@@ -1,0 +1,249 @@
+"""The paper as data: which study stands behind each of its tables, and what it claims in words."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from apportion.experiment import Experiment, experiment_of, read_toml
+from apportion.recipes import RECIPES
+from apportion.schema import check
+from apportion.stages import Stage
+
+Measure = Literal[
+    "accuracy",
+    "cost",
+    "speedup",
+    "monotone",
+    "spearman",
+    "retention",
+    "parameters",
+    "head_parameters",
+    "attention_macs",
+    "layer_macs",
+    "jobs",
+]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something that the paper says in words, and what would have to be measured for it to hold.
+
+    A mean over seeds (or their lowest), of a measure or of its difference from another, that lies
+    between two numbers. Accuracies, retention and what a cut takes away are in percent.
+    """
+
+    says: str
+    paper: str  # the numbers that it rests on, as printed
+    untested: str = ""  # why it can't be tested here; then nothing below is needed
+    measure: Measure = "accuracy"
+    method: str = ""
+    form: str = "hard"
+    budget: float = 1.0
+    statistic: Literal["mean", "lowest"] = "mean"
+    against: str = ""  # a method; the same one as `method` if only form or budget differ
+    against_form: str = "dense"
+    against_budget: float = 1.0
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table, a figure or a paragraph of the paper, and what of a study stands beside it."""
+
+    name: str
+    title: str
+    place: str  # in the paper
+    study: str
+    shows: tuple[str, ...] = ()  # tables of the study
+    figures: tuple[str, ...] = ()  # figures of the study
+    methods: tuple[str, ...] = ()  # stages that it needs, beside those of its rows and claims
+    claims: tuple[Claim, ...] = ()
+
+    def methods_in(self, experiment: Experiment) -> set[str]:
+        """The methods of the study that it needs."""
+        rows = {row.method for row in experiment.rows if row.table in self.shows}
+        claimed = {name for claim in self.claims for name in (claim.method, claim.against)}
+        return (rows | claimed | set(self.methods)) & {s.method for s in experiment.stages}
+
+
+@dataclass(frozen=True)
+class Study:
+    """An experiment file, what it needs, and what it stands in for."""
+
+    file: str
+    data: str | None = None  # name of the folder with its texts
+    model: str | None = None  # name of the folder with its pretrained model
+    stands_for: str = ""  # what of the paper could not be had, and what ran in its place
+    real: str | None = None  # the file that has the paper's own
+    quick: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return Path(self.file).stem
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is re-run, in the order in which it is."""
+
+    title: str
+    source: str
+    folder: Path
+    studies: tuple[Study, ...]
+    tables: tuple[PaperTable, ...]
+    stand_ins: Mapping[str, tuple[str, ...]]  # packages whose docstrings stand in for texts
+
+    def choose(self, names: Sequence[str]) -> tuple[PaperTable, ...]:
+        """The tables of these names, in the plan's order; all of them if none is named."""
+        known = [table.name for table in self.tables]
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise ValueError(f"there is no table {unknown[0]!r}; there are {', '.join(known)}")
+        return tuple(table for table in self.tables if not names or table.name in names)
+
+    def study(self, name: str) -> Study:
+        """The study of a table."""
+        return next(study for study in self.studies if study.name == name)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the studies are run this time."""
+
+    quick: bool = False
+    hub: bool = False  # the paper's own models and data, which are downloaded
+    device: str = "cpu"
+    data: Mapping[str, Path] = field(default_factory=dict)  # folders, by the plan's names
+    models: Mapping[str, Path] = field(default_factory=dict)
+    stand_ins: Mapping[str, Path] = field(default_factory=dict)  # texts, where there is no folder
+
+    def lacks(self, study: Study) -> list[str]:
+        """The options that a study can't be run without, as people would type them."""
+        if self.hub:
+            return []
+        lacking = []
+        if study.data and not {study.data} & {*self.data, *self.stand_ins}:
+            lacking.append(f"--data {study.data}=FOLDER")
+        if study.model and study.model not in self.models and not self.quick:
+            lacking.append(f"--model {study.model}=FOLDER")
+        return lacking
+
+
+QUICK = "Quick: far fewer rows and epochs and one seed, to see that all of it runs; no evidence."
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a TOML file, checked."""
+    data = read_toml(path)
+    try:
+        return _plan(data, path.parent)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path.name}: {error}") from None
+
+
+def study_experiment(plan: Plan, study: Study, how: Settings) -> Experiment:
+    """The experiment of a study as it is run this time."""
+    file = study.real if how.hub and study.real else study.file
+    data = read_toml(plan.folder / file)
+    texts = how.data.get(study.data or "")
+    weights = how.models.get(study.model or "")
+    if how.hub:
+        data["task"].pop("digest", None)  # it pins the rows that stood in
+    if how.quick:
+        if study.data and texts is None:
+            texts = how.stand_ins.get(study.data)
+            data["task"].pop("digest", None)
+        data = _reduced(data, study.quick, without_model=bool(study.model) and weights is None)
+    try:
+        made = experiment_of(data, texts, weights)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file}: {error}") from None
+    return replace(made, stages=tuple(replace(s, device=how.device) for s in made.stages))
+
+
+def part_of(experiment: Experiment, methods: Iterable[str]) -> Experiment:
+    """The experiment with the stages of some methods, and all that those come from."""
+    wanted: set[str] = set()
+
+    def want(stage: Stage | None) -> None:
+        if stage is not None and stage.key not in wanted:
+            wanted.add(stage.key)
+            want(stage.parent)
+            want(stage.teacher)
+
+    for method in methods:
+        for stage in experiment.stages_of(method):
+            want(stage)
+    return replace(experiment, stages=tuple(s for s in experiment.stages if s.key in wanted))
+
+
+def _reduced(data: dict[str, Any], quick: Mapping[str, Any], without_model: bool) -> dict[str, Any]:
+    """An experiment file that asks for less: smaller splits, fewer epochs, the first seeds."""
+    data = copy.deepcopy(data)
+    data["title"] = f"{data.get('title', data['name'])} (quick)"
+    data["beside_paper"] = f"{QUICK} {data.get('beside_paper', '')}".strip()
+    data["task"] |= quick.get("task", {})
+    for kind in ("data", "optimisation"):
+        data["seeds"][kind] = data["seeds"][kind][:1]
+    if without_model:
+        data["model"] = dict(quick["model"])
+    data["timing"] = data.get("timing", {}) | quick.get("timing", {})
+    for stage in data["stage"]:
+        if "recipe" in stage:
+            full = stage.get("epochs", RECIPES[stage["recipe"]].epochs)
+            stage["epochs"] = min(full, quick["epochs"])
+    return data
+
+
+def _plan(data: dict[str, Any], folder: Path) -> Plan:
+    check("the file", data, _FILE)
+    studies, tables = [], []
+    for entry in data["study"]:
+        check("[[study]]", entry, {**get_type_hints(Study), "quick": dict})
+        check("[study.quick]", entry.get("quick", {}), _QUICK)
+        studies.append(Study(**entry))
+        if studies[-1].data not in (None, *data["stand_ins"]):
+            raise ValueError(f"[stand_ins] has nothing for {studies[-1].data!r}")
+    names = {study.name for study in studies}
+    for entry in data["table"]:
+        where = f"[[table]] {entry.get('name')!r}"
+        check(where, entry, {**get_type_hints(PaperTable), "claims": tuple[dict, ...]})
+        if entry.get("study") not in names:
+            raise ValueError(f"{where} is of study {entry.get('study')!r}, which is not listed")
+        claims = []
+        for claim in entry.pop("claims", ()):
+            check(f"a claim of {where}", claim, get_type_hints(Claim))
+            claims.append(_checked(Claim(**claim), where))
+        lists = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
+        tables.append(PaperTable(**lists, claims=tuple(claims)))
+    if len({table.name for table in tables}) < len(tables):
+        raise ValueError("two of the tables have the same name")
+    stand_ins = {name: tuple(packages) for name, packages in data["stand_ins"].items()}
+    return Plan(data["title"], data["source"], folder, tuple(studies), tuple(tables), stand_ins)
+
+
+def _checked(claim: Claim, where: str) -> Claim:
+    if claim.untested:
+        return claim
+    if not claim.method or (claim.at_least is None and claim.at_most is None):
+        raise ValueError(
+            f"a claim of {where} needs a method and at_least or at_most, or to say why it is "
+            f"untested: {claim.says}"
+        )
+    return claim
+
+
+_FILE = {
+    "title": str,
+    "source": str,
+    "stand_ins": dict[str, Any],
+    "study": tuple[dict[str, Any], ...],
+    "table": tuple[dict[str, Any], ...],
+}
+_QUICK = {"task": dict, "epochs": int, "timing": dict, "model": dict}

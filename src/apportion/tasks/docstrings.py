@@ -1,0 +1,71 @@
+"""Texts that every machine has: the docstrings of installed packages, to be told apart.
+
+Where no data set can be had, they stand in for one: real sentences, several classes, no network.
+They depend on the versions that are installed, so a number measured on them is no evidence.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import random
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from apportion.records import write_text
+
+_LEAST_WORDS = 6  # shorter ones say too little to be told apart
+
+
+def write_docstrings(
+    folder: Path, packages: Sequence[str], train: int = 400, test: int = 100
+) -> None:
+    """Writes train.csv and test.csv: docstrings, each with the package that it comes from.
+
+    Of each package at most so many; what is in a package that is named as well is left to that one.
+    """
+    rows: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
+    for package in packages:
+        inside = [other for other in packages if other.startswith(f"{package}.")]
+        texts = []
+        for text in dict.fromkeys(_docstrings(package, inside)):
+            texts.append(text)
+            if len(texts) == train + test:
+                break
+        if len(texts) < 10:
+            raise ValueError(f"package {package!r} has {len(texts)} docstrings, which is too few")
+        random.Random(7).shuffle(texts)
+        held_out = min(test, len(texts) // 5)
+        rows["test"] += [(package, text) for text in texts[:held_out]]
+        rows["train"] += [(package, text) for text in texts[held_out:]]
+    for name, of_split in rows.items():
+        written = io.StringIO()
+        writer = csv.writer(written, lineterminator="\n")
+        writer.writerows([("label", "text"), *of_split])
+        write_text(folder / f"{name}.csv", written.getvalue())
+
+
+def _docstrings(package: str, but: Sequence[str]) -> Iterator[str]:
+    """The first paragraphs of a package's docstrings, in the order of its files; none is run."""
+    top, *below = package.split(".")
+    spec = find_spec(top)
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(f"package {top!r} is not installed")
+    root = Path(spec.submodule_search_locations[0])
+    elsewhere = {root.joinpath(*other.split(".")[1:]) for other in but}
+    for path in sorted(root.joinpath(*below).rglob("*.py")):
+        if "tests" in path.parts or elsewhere & set(path.parents):
+            continue
+        try:
+            with warnings.catch_warnings(action="ignore"):  # escapes that are none: not our files
+                tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError):
+            continue  # templates and test files of other versions of Python
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.Module):
+                text = " ".join((ast.get_docstring(node) or "").split())
+                if len(text.split()) >= _LEAST_WORDS:
+                    yield text[:1000]
