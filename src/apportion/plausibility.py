@@ -74,8 +74,8 @@ def check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
         has_teacher = stage.teacher is not None and stage.teacher.has_gates
         if has_teacher != (stage.score == "learned"):
             raise ValueError("score 'learned', and no other, needs a teacher with gates")
-        untrained = "architecture" in stage.model
-        if (stage.parent is None) != untrained or each or numbers:
+        startless = stage.parent is None and "architecture" not in stage.model
+        if startless or each or numbers:
             raise ValueError(
                 f"stage {stage.method!r} has a score: it needs 'from', and no more, or a [model] "
                 "of an architecture with random weights"

@@ -164,7 +164,7 @@ class Overview:
         wanted = {key for keys in self.tables.values() for key in keys}
         done = f"{len(wanted & self.done)} of {len(wanted)} stages"
         left = self.seconds_left()
-        return done if left is None else f"{done}, about {max(1, round(left / 60))} min left"
+        return f"{done}, about {max(1, round(left / 60))} min left" if left else done
 
     def _render(self) -> Group:
         table = Table("table", "", "stages", box=None, pad_edge=False, header_style="dim")

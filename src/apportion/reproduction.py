@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -197,7 +198,8 @@ def _reduced(data: dict[str, Any], quick: Mapping[str, Any], without_model: bool
     for stage in data["stage"]:
         if "recipe" in stage:
             full = stage.get("epochs", RECIPES[stage["recipe"]].epochs)
-            stage["epochs"] = min(full, quick["epochs"])
+            # The square root keeps those apart that differ in nothing but their epochs.
+            stage["epochs"] = min(full, quick.get("epochs", math.ceil(math.sqrt(full))))
     return data
 
 
@@ -213,15 +215,18 @@ def _plan(data: dict[str, Any], folder: Path) -> Plan:
     names = {study.name for study in studies}
     for entry in data["table"]:
         where = f"[[table]] {entry.get('name')!r}"
-        check(where, entry, {**get_type_hints(PaperTable), "claims": tuple[dict, ...]})
+        check(where, entry, {**get_type_hints(PaperTable), "claims": tuple[dict[str, Any], ...]})
         if entry.get("study") not in names:
             raise ValueError(f"{where} is of study {entry.get('study')!r}, which is not listed")
         claims = []
         for claim in entry.pop("claims", ()):
             check(f"a claim of {where}", claim, get_type_hints(Claim))
             claims.append(_checked(Claim(**claim), where))
-        lists = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
-        tables.append(PaperTable(**lists, claims=tuple(claims)))
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in entry.items()
+        }
+        tables.append(PaperTable(**values, claims=tuple(claims)))
     if len({table.name for table in tables}) < len(tables):
         raise ValueError("two of the tables have the same name")
     stand_ins = {name: tuple(packages) for name, packages in data["stand_ins"].items()}

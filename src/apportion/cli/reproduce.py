@@ -110,10 +110,14 @@ def reproduce(
     Warm starts are shared between tables. Killed at any moment, the same command goes on where it
     was. The report is one page (report.html), the same in Markdown, and figures as SVG and PNG.
     """
+    if not file.exists():
+        raise ValueError(
+            f"there is no plan {file}; run this in a clone of the project, or say --plan"
+        )
     plan = read_plan(file)
     chosen = plan.choose(names or [])
     place = into or Path("runs/reproduce-quick" if quick else "runs/reproduce")
-    how = _settings(plan, quick, hub, device, data or [], model or [], place)
+    how = _settings(plan, chosen, quick, hub, device, data or [], model or [], place)
     if listed:
         show([_list(plan, chosen, how)], as_json)
         return
@@ -138,6 +142,7 @@ def reproduce(
 
 def _settings(
     plan: Plan,
+    chosen: Sequence[PaperTable],
     quick: bool,
     hub: bool,
     device: str,
@@ -158,12 +163,11 @@ def _settings(
         raise ValueError(f"--device {device!r}: there is none here")
     texts = _folders("--data", data, {s.data for s in plan.studies if s.data})
     stand_ins = {}
-    if quick:
-        for name, packages in plan.stand_ins.items():
-            if name not in texts:
-                stand_ins[name] = place / "data" / name
-                if not (place / "data" / name / "test.csv").exists():
-                    write_docstrings(place / "data" / name, packages)
+    for name in {plan.study(table.study).data for table in chosen} if quick else ():
+        if name and name not in texts:
+            stand_ins[name] = place / "data" / name
+            if not (place / "data" / name / "test.csv").exists():
+                write_docstrings(place / "data" / name, plan.stand_ins[name])
     return Settings(
         quick,
         hub,

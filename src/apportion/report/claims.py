@@ -79,9 +79,13 @@ def claim_table(table: PaperTable, experiment: Experiment, records: Records) -> 
         tuple(
             (v.claim.says, v.claim.paper, _asked(v.claim), v.here, v.test, v.verdict) for v in found
         ),
-        "A verdict is on means over seeds. The test is a paired t-test over seeds, two-sided; with "
-        "three seeds only a large and steady difference can reach 0.05.",
     )
+
+
+HOW_JUDGED = (
+    "A verdict is on means over seeds. The test is a paired t-test over seeds, two-sided; with "
+    "three seeds only a large and steady difference can reach 0.05."
+)
 
 
 def count_verdicts(tables: Sequence[Table]) -> dict[str, int]:

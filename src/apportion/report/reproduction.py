@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from apportion import records as record_files
 from apportion.experiment import Experiment
-from apportion.report.claims import FAILS, HOLDS, UNTESTED, claim_table, count_verdicts
+from apportion.report.claims import FAILS, HOLDS, HOW_JUDGED, UNTESTED, claim_table, count_verdicts
 from apportion.report.figures import Picture, study_figures
 from apportion.report.page import render
 from apportion.report.study import study_tables
@@ -102,16 +102,16 @@ def verdict_table(sections: Sequence[Section]) -> Table:
             rows.append((section.table.title, *(str(counts[v]) for v in (HOLDS, FAILS, UNTESTED))))
     total = count_verdicts([section.claims for section in sections])
     rows.append(("all", *(str(total[v]) for v in (HOLDS, FAILS, UNTESTED))))
-    return Table("verdicts", "The paper's claims", ("table", HOLDS, FAILS, UNTESTED), tuple(rows))
+    return Table(
+        "verdicts", "The paper's claims", ("table", HOLDS, FAILS, UNTESTED), tuple(rows), HOW_JUDGED
+    )
 
 
 def all_claims_table(sections: Sequence[Section]) -> Table:
     """Every claim with its verdict."""
     columns = sections[0].claims.columns
     rows = [(s.table.place, *row) for s in sections for row in s.claims.rows]
-    return Table(
-        "claims", "Claim by claim", ("where", *columns), tuple(rows), sections[0].claims.note
-    )
+    return Table("claims", "Claim by claim", ("where", *columns), tuple(rows), HOW_JUDGED)
 
 
 def coverage_table(sections: Sequence[Section]) -> Table:

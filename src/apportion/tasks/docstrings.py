@@ -13,6 +13,7 @@ import random
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 from apportion.records import write_text
@@ -30,11 +31,7 @@ def write_docstrings(
     rows: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
     for package in packages:
         inside = [other for other in packages if other.startswith(f"{package}.")]
-        texts = []
-        for text in dict.fromkeys(_docstrings(package, inside)):
-            texts.append(text)
-            if len(texts) == train + test:
-                break
+        texts = list(islice(_different(_docstrings(package, inside)), train + test))
         if len(texts) < 10:
             raise ValueError(f"package {package!r} has {len(texts)} docstrings, which is too few")
         random.Random(7).shuffle(texts)
@@ -46,6 +43,14 @@ def write_docstrings(
         writer = csv.writer(written, lineterminator="\n")
         writer.writerows([("label", "text"), *of_split])
         write_text(folder / f"{name}.csv", written.getvalue())
+
+
+def _different(texts: Iterator[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for text in texts:
+        if text not in seen:
+            seen.add(text)
+            yield text
 
 
 def _docstrings(package: str, but: Sequence[str]) -> Iterator[str]:

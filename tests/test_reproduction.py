@@ -1,0 +1,376 @@
+"""The paper's tables and claims: the plan that is committed, and a small one that is run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from test_cli import run
+
+from apportion import records
+from apportion.evaluation import SWEEP
+from apportion.experiment import current, read_experiment
+from apportion.progress import Overview
+from apportion.report.claims import FAILS, HOLDS, UNTESTED, judge, paired_test
+from apportion.report.tables import beside, points_at
+from apportion.reproduction import (
+    QUICK,
+    Claim,
+    Settings,
+    part_of,
+    read_plan,
+    study_experiment,
+)
+from apportion.tasks.docstrings import write_docstrings
+
+HOME = Path(__file__).parent.parent
+PLAN = read_plan(HOME / "experiments" / "paper.toml")
+TABLES = {  # what a study's page can show beside the tables of its own rows
+    "accounting",
+    "compute",
+    "grid",
+    "latency",
+    "movement",
+    "protocol",
+    "ranking",
+    "scoring",
+    "single",
+    "sweep",
+    "time",
+}
+FIGURES = {"allocation", "equal-pretraining", "gates", "pareto", "speed"}
+
+
+@pytest.mark.parametrize("table", PLAN.tables, ids=lambda table: table.name)
+def test_a_table_of_the_plan_speaks_of_what_its_study_has(table):
+    plan = study_experiment(PLAN, PLAN.study(table.study), Settings())
+    methods = {stage.method for stage in plan.stages}
+    named = {name for claim in table.claims for name in (claim.method, claim.against) if name}
+    assert named | set(table.methods) <= methods
+    assert set(table.shows) <= TABLES | {row.table for row in plan.rows}
+    assert set(table.figures) <= FIGURES
+    measured = {*SWEEP, *plan.budgets}
+    for claim in table.claims:
+        assert {claim.budget, claim.against_budget} <= measured, claim.says
+        if claim.measure == "speedup":
+            timed = [s for s in plan.stages_of(claim.method) if s.latency]
+            assert timed and claim.budget in {b for s in timed for b in s.timed_at}, claim.says
+
+
+@pytest.mark.parametrize("study", [s for s in PLAN.studies if s.real], ids=lambda study: study.real)
+def test_the_file_with_the_papers_own_model_answers_the_same_claims(study):
+    plan = study_experiment(PLAN, study, Settings(hub=True))
+    assert "/" in plan.model["pretrained"] and plan.task.digest is None
+    claims = [c for table in PLAN.tables if table.study == study.name for c in table.claims]
+    named = {name for claim in claims for name in (claim.method, claim.against) if name}
+    assert named <= {stage.method for stage in plan.stages}
+
+
+@pytest.mark.parametrize("study", PLAN.studies, ids=lambda study: study.name)
+def test_a_quick_study_asks_for_less_and_says_so(study):
+    full = study_experiment(PLAN, study, Settings())
+    texts = {study.data: HOME} if study.data else {}
+    quick = study_experiment(PLAN, study, Settings(quick=True, stand_ins=texts))
+    assert "(quick)" in quick.title and quick.beside_paper.startswith(QUICK)
+    assert len(quick.seeds) == len(quick.data_seeds) == 1
+    assert {s.method for s in quick.stages} == {s.method for s in full.stages}
+    spent = [sum(s.recipe.epochs for s in plan.stages if s.recipe) for plan in (full, quick)]
+    assert spent[1] < spent[0] or not spent[0]
+
+
+def test_part_of_an_experiment_brings_its_warm_starts():
+    full = read_experiment(HOME / "experiments" / "ag-news.toml")
+    part = part_of(full, ["adapted"])
+    assert {stage.method for stage in part.stages} == {"dense", "budgeted", "adapted"}
+    assert {stage.key for stage in part.stages} <= {stage.key for stage in full.stages}
+
+
+# What claims make of records.
+
+
+def points(method, accuracies, form="hard", budget=0.5):
+    return [
+        {
+            "kind": "point",
+            "stage": f"{method}-{seed}-{budget}",
+            "method": method,
+            "form": form,
+            "budget": budget,
+            "data_seed": seed,
+            "seed": seed,
+            "accuracy": accuracy,
+            "cost": 0.5,
+        }
+        for seed, accuracy in enumerate(accuracies)
+    ]
+
+
+HAVE = [
+    *points("ours", [0.90, 0.92, 0.94]),
+    *points("dense", [0.89, 0.90, 0.94], form="dense", budget=1.0),
+]
+OVER_DENSE = Claim("x", "–", method="ours", budget=0.5, against="dense", at_least=0.5)
+
+
+def test_a_claim_holds_or_not_by_the_mean_of_its_differences():
+    verdict = judge(OVER_DENSE, None, HAVE)
+    assert verdict.verdict == HOLDS
+    assert verdict.here == "92.00 ± 2.00 against 91.00 ± 2.65: +1.00 ± 1.00 (n = 3)"
+    assert verdict.test == "p = 0.225"  # t = √3 of 1 ± 1, with two degrees of freedom
+    assert judge(replace(OVER_DENSE, at_least=1.5), None, HAVE).verdict == FAILS
+    assert judge(replace(OVER_DENSE, at_most=0.9), None, HAVE).verdict == FAILS
+    lowest = replace(OVER_DENSE, against="", statistic="lowest", at_least=91.0)
+    assert judge(lowest, None, HAVE).verdict == FAILS
+
+
+def test_what_was_not_measured_is_not_judged():
+    for claim in (replace(OVER_DENSE, method="none"), replace(OVER_DENSE, against="none")):
+        verdict = judge(claim, None, HAVE)
+        assert verdict.verdict == UNTESTED and "none was not measured" in verdict.here
+    assert judge(Claim("x", "–", untested="no GPU"), None, HAVE).verdict == UNTESTED
+
+
+def test_seeds_are_paired_and_few_of_them_prove_nothing():
+    assert paired_test([(1.0, 2.0), (2.0, 3.0)]) == "–"
+    assert paired_test([(1.0, 2.0), (2.0, 3.0), (3.0, 4.0)]) == "–"  # no spread to compare with
+    assert paired_test([(1.0, 2.0), (2.0, 3.001), (3.0, 4.002)]) == "p < 0.001"
+
+
+def test_cutting_and_skipping_have_the_accuracy_of_the_hard_mask():
+    assert points_at(HAVE, "ours", "skip", 0.5) == points_at(HAVE, "ours", "cut", 0.5) == HAVE[:3]
+    assert beside([89.5, 90.5], "87.6 ± 1.2") == "+2.40"
+    assert beside([], "87.6") == beside([1.0], "not printed") == "–"
+
+
+# The command, on a plan of its own.
+
+STUDY = """
+name = "small"
+title = "Small"
+budgets = [0.5]
+[task]
+kind = "marked"
+length = 12
+values = 4
+distractors = 2
+train = 64
+validation = 32
+test = 32
+[model]
+layers = 2
+heads = 4
+hidden = 16
+feedforward = 32
+[seeds]
+data = [1]
+optimisation = [7, 8]
+[[stage]]
+method = "dense"
+recipe = "dense"
+epochs = 2
+[[stage]]
+method = "budgeted"
+from = "dense"
+recipe = "budgeted"
+epochs = 2
+[[stage]]
+method = "random"
+from = "dense"
+score = "random"
+[[row]]
+name = "Dense"
+method = "dense"
+form = "dense"
+budget = 1.0
+paper_accuracy = "99.4"
+"""
+TEXTS = STUDY.replace("small", "texts").replace(
+    'kind = "marked"\nlength = 12\nvalues = 4\ndistractors = 2\ntrain = 64\nvalidation = 32',
+    'kind = "text"\ndata = "somebody/texts"\nlength = 12\ntrain = 64\nvalidation = 32',
+)
+SMALL_PLAN = """
+title = "A paper"
+source = "nowhere"
+[stand_ins]
+news = ["rich", "typer"]
+[[study]]
+file = "small.toml"
+[study.quick]
+epochs = 1
+task = { train = 32 }
+[[study]]
+file = "texts.toml"
+data = "news"
+stands_for = "News by docstrings."
+[study.quick]
+epochs = 1
+task = { train = 48 }
+[[table]]
+name = "core"
+title = "Core results"
+place = "Table 1"
+study = "small"
+shows = ["core"]
+figures = ["pareto"]
+[[table.claims]]
+says = "Dense is above chance."
+paper = "99.4"
+method = "dense"
+form = "dense"
+at_least = 1.0
+[[table.claims]]
+says = "It is perfect."
+paper = "100"
+method = "dense"
+form = "dense"
+at_least = 100.1
+[[table]]
+name = "news"
+title = "News"
+place = "Table 2"
+study = "texts"
+shows = ["core"]
+"""
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory):
+    home = tmp_path_factory.mktemp("plan")
+    for name, text in (("paper", SMALL_PLAN), ("small", STUDY), ("texts", TEXTS)):
+        (home / f"{name}.toml").write_text(text, encoding="utf-8")
+    return home / "paper.toml"
+
+
+def reproduce(capsys, plan_file, out, *words):
+    given = ["reproduce", *words, "--plan", str(plan_file), "--out", str(out), "--jobs", "1"]
+    return run(capsys, *given)
+
+
+def test_a_quick_run_needs_nothing_and_marks_every_output(plan_file, tmp_path, capsys):
+    code, out, err = reproduce(capsys, plan_file, tmp_path, "--quick")
+    assert code == 0, err
+    assert "(quick)" in out and "Quick: far fewer rows" in " ".join(err.split())
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    for shown in (page, text):
+        assert QUICK in shown and "News by docstrings." in shown
+        assert "Core results (quick)" in shown and "News (quick)" in shown
+        assert shown.count("does not hold") > shown.count("Dense is above chance.") == 1
+    assert (tmp_path / "figures" / "small-pareto.png").read_bytes().startswith(b"\x89PNG")
+    assert "small-pareto.svg" in text
+    before = {file.name: file.read_bytes() for file in (tmp_path / "results").iterdir()}
+    code, _, err = reproduce(capsys, plan_file, tmp_path, "--quick")
+    assert code == 0 and "started" not in err  # nothing is run twice
+    assert before == {file.name: file.read_bytes() for file in (tmp_path / "results").iterdir()}
+
+
+def test_a_study_without_its_data_is_left_out_and_named(plan_file, tmp_path, capsys):
+    code, out, err = reproduce(capsys, plan_file, tmp_path, "--json")
+    assert code == 0
+    assert "texts is left out; it needs --data news=FOLDER" in err
+    assert "not complete: news (texts)" in err
+    totals = json.loads(out)["verdicts"][-1]
+    assert (totals[HOLDS], totals[FAILS]) == ("1", "1")
+    study = read_experiment(plan_file.with_name("small.toml"))
+    have = current(study, records.read(tmp_path / "results" / "small.jsonl"))
+    assert {r["method"] for r in have} == {"dense", "budgeted", "random"}
+    assert "needs <code>--data news=FOLDER</code>" in (tmp_path / "report.html").read_text("utf-8")
+
+
+def test_a_named_table_runs_what_it_needs_and_no_more(plan_file, tmp_path, capsys):
+    code, _, err = reproduce(capsys, plan_file, tmp_path, "core", "--quick")
+    assert code == 0
+    assert "dense · data 1 · seed 7: done" in err and "random" not in err
+    assert not (tmp_path / "data").exists()  # no texts were asked for
+
+
+def test_the_list_says_what_tables_need(plan_file, tmp_path, capsys):
+    code, out, _ = reproduce(capsys, plan_file, tmp_path, "--list", "--json")
+    assert code == 0
+    core, news = json.loads(out)["list"]
+    assert (core["needs"], core["stages"]) == ("–", "2")
+    assert news["needs"] == "--data news=FOLDER"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["none"], "there is no table 'none'; there are core, news"),
+        (["--data", "none=HOME"], "--data takes news=FOLDER, not 'none=HOME'"),
+        (["--data", "news"], "--data takes news=FOLDER"),
+        (["--data", "news=HOME/none"], "there is no folder HOME/none"),
+        (["--quick", "--hub"], "choose one of them"),
+        (["--device", "cuda"], "there is none here"),
+        (["--device", "toaster"], "none that torch knows"),
+        (["--report-only"], "nothing to report"),
+    ],
+)
+def test_a_wrong_word_is_one_sentence(plan_file, tmp_path, capsys, words, complaint):
+    given = [word.replace("HOME", str(tmp_path)) for word in words]
+    code, out, err = reproduce(capsys, plan_file, tmp_path / "out", *given)
+    assert code == 2 and out == ""
+    assert complaint.replace("HOME", str(tmp_path)) in " ".join(err.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_plan_people_learn_where_it_is(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, "reproduce", "--quick")
+    assert code == 2 and "in a clone of the project" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ('study = "texts"', 'study = "none"', "is of study 'none', which is not listed"),
+        ("at_least = 1.0", "", "needs a method and at_least or at_most"),
+        ("at_least = 1.0", "atleast = 1.0", "unknown keys atleast"),
+        ('name = "news"', 'name = "core"', "the same name"),
+        ('news = ["rich", "typer"]', "", "has nothing for 'news'"),
+        ("[study.quick]\nepochs = 1", "[study.quick]\nsteps = 1", "unknown keys steps"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused(tmp_path, old, new, complaint):
+    assert old in SMALL_PLAN
+    (tmp_path / "paper.toml").write_text(SMALL_PLAN.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"paper.toml: .*{complaint}"):
+        read_plan(tmp_path / "paper.toml")
+
+
+def test_docstrings_stand_in_for_texts(tmp_path):
+    write_docstrings(tmp_path, ["rich", "typer"], train=30, test=10)
+    rows = {
+        name: list(csv.DictReader(io.StringIO((tmp_path / f"{name}.csv").read_text("utf-8"))))
+        for name in ("train", "test")
+    }
+    assert [len(rows[name]) for name in ("train", "test")] == [64, 16]
+    assert {row["label"] for row in rows["train"]} == {"rich", "typer"}
+    assert not {r["text"] for r in rows["train"]} & {r["text"] for r in rows["test"]}
+    assert all(len(row["text"].split()) >= 6 for row in rows["train"])
+    with pytest.raises(ValueError, match="package 'nobodys' is not installed"):
+        write_docstrings(tmp_path, ["nobodys"])
+
+
+def test_the_overview_knows_what_is_left(plan_file):
+    study = read_experiment(plan_file.with_name("small.toml"))
+    dense, other = (stage for stage in study.stages_of("dense"))
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    tables = {"Core": {dense.key, other.key}, "Done": {"old"}}
+    overview = Overview(console, tables, {"old"}, {dense.key: 60.0}, jobs=2)
+    assert overview.seconds_left() is None  # nothing is known of the other one
+    overview.started(dense, 2)
+    console.print(overview._render())
+    overview.finished(dense, 90.0)
+    assert overview.seconds_left() == pytest.approx(45.0)
+    assert overview.summary() == "2 of 3 stages, about 1 min left"
+    overview.started(other, 1)
+    overview.finished(other, 30.0)
+    assert overview.summary() == "3 of 3 stages"
+    shown = console.file.getvalue()
+    assert "running" in shown and "done" in shown
