@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 # Idle threads wait without spinning, so that a busy neighbour does not slow every step.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test check study docs clean
+.PHONY: help demo test quick check study docs clean
 
 help:
 	@echo "make demo    set up, train the marked-token model, print its table, write runs/demo/report.html"
 	@echo "make test    set up and run the whole test suite"
+	@echo "make quick   set up and re-run every table of the paper, reduced to minutes"
 	@echo "make check   set up, then lint, types and layers"
-	@echo "make study   set up and run the studies (what has records is not run again)"
+	@echo "make study   set up and run what the committed records lack"
 	@echo "make docs    write the tables of README and docs anew from the records"
 	@echo "make clean   remove the virtual environment and the caches, not the runs"
 
@@ -33,24 +34,20 @@ check: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py
 
+quick: $(VENV)/ready
+	$(BIN)/apportion reproduce --quick
+
 # Folders that the studies were run on; they are not part of the project.
 AG_NEWS ?=
 DBPEDIA14 ?=
 BERT_TINY ?=
-RUN := $(BIN)/apportion run --jobs 2
+REPRODUCE := $(BIN)/apportion reproduce --results experiments/results --runs runs --out runs/paper
 
+# Completes the committed records. `apportion reproduce` by itself trains everything from nothing.
 study: $(VENV)/ready
-	$(RUN) experiments/marked-64.toml
-	$(RUN) experiments/marked-64-ablation.toml
-	$(RUN) experiments/shapes.toml
-	$(if $(AG_NEWS),$(RUN) experiments/ag-news.toml --data $(AG_NEWS),\
-		@echo "AG News is left out; make study AG_NEWS=FOLDER runs it")
-	$(if $(AG_NEWS),$(RUN) experiments/ag-news-minilm.toml --data $(AG_NEWS))
-	$(if $(DBPEDIA14),$(RUN) experiments/dbpedia14-minilm.toml --data $(DBPEDIA14),\
-		@echo "DBpedia14 is left out; make study DBPEDIA14=FOLDER runs it")
-	$(if $(and $(AG_NEWS),$(BERT_TINY)),$(RUN) experiments/bert-tiny-reconstructed.toml \
-		--data $(AG_NEWS) --model $(BERT_TINY),\
-		@echo "BERT-Tiny is left out; make study AG_NEWS=FOLDER BERT_TINY=FOLDER runs it")
+	$(REPRODUCE) $(if $(AG_NEWS),--data ag_news=$(AG_NEWS)) \
+		$(if $(DBPEDIA14),--data dbpedia14=$(DBPEDIA14)) \
+		$(if $(BERT_TINY),--model bert_tiny=$(BERT_TINY))
 
 # Every study that has records: its page, the figures, and the Markdown that shows its tables.
 docs: $(VENV)/ready
@@ -59,6 +56,9 @@ docs: $(VENV)/ready
 			--figures docs/figures $$(grep -l "table: $$study/" README.md docs/*.md \
 			| sed 's/^/--fill /') > /dev/null || exit 1; \
 	done
+	$(REPRODUCE) --report-only --fill README.md --fill docs/reproduce.md > /dev/null
+	cp runs/paper/report.md docs/paper-tables.md
+	$(BIN)/python docs/code_links.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,18 +6,23 @@ import re
 from pathlib import Path
 
 import pytest
+from code_links import linked
 from typer.main import get_command
 
 from apportion import records
 from apportion.cli import app
 from apportion.cli.experiments import results_of
+from apportion.driver import unfinished
 from apportion.experiment import current, read_experiment
 from apportion.report.markdown import fill
+from apportion.report.reproduction import Ran, markdown, reproduction_tables, sections_of
 from apportion.report.study import study_tables
+from apportion.reproduction import Settings, read_plan, study_experiment
 
 HOME = Path(__file__).parent.parent
 PAGES = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
-FILES = sorted((HOME / "experiments").glob("*.toml"))
+PLAN = HOME / "experiments" / "paper.toml"
+FILES = sorted(set((HOME / "experiments").glob("*.toml")) - {PLAN})
 STUDIES = [file for file in FILES if results_of(file).exists()]  # those that were run
 
 
@@ -35,7 +40,37 @@ def test_every_table_is_the_one_that_the_records_give(file):
 def test_every_marked_table_is_of_a_study_that_exists():
     for page in PAGES:
         named = re.findall(r"<!-- table: ([\w-]+)/", page.read_text(encoding="utf-8"))
-        assert set(named) <= {read_experiment(file).name for file in STUDIES}, page.name
+        assert set(named) <= {"paper", *(read_experiment(file).name for file in STUDIES)}
+
+
+def test_the_reproduction_is_the_one_that_the_records_give():
+    plan = read_plan(PLAN)
+    ran = {}
+    for study in plan.studies:
+        experiment = study_experiment(plan, study, Settings())
+        have = current(experiment, records.read(results_of(plan.folder / study.file)))
+        ran[study.name] = Ran(study, experiment, have, tuple(Settings().lacks(study)))
+    sections = sections_of(plan, plan.tables, ran)
+    report = (HOME / "docs" / "paper-tables.md").read_text(encoding="utf-8")
+    assert markdown(plan, sections, quick=False) == report, "run `make docs`"
+    tables = reproduction_tables(plan, sections)
+    for page in (HOME / "README.md", HOME / "docs" / "reproduce.md"):
+        text = page.read_text(encoding="utf-8")
+        assert fill(text, "paper", tables) == text, "run `make docs`"
+
+
+def test_every_study_of_the_plan_has_all_its_records():
+    plan = read_plan(PLAN)
+    assert {file.name for file in FILES} == {study.file for study in plan.studies}
+    for file in FILES:
+        experiment = read_experiment(file)
+        assert unfinished(experiment, records.read(results_of(file))) == ([], []), file.name
+
+
+def test_links_to_the_code_lead_to_what_they_name():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert linked(text) == text, "run `make docs`"
 
 
 def test_the_readmes_example_runs():
@@ -58,7 +93,7 @@ def test_the_readmes_commands_exist():
 
 def test_the_makefile_has_both_commands_of_the_readme():
     makefile = (HOME / "Makefile").read_text(encoding="utf-8")
-    for target in ("demo", "test", "check", "study", "docs"):
+    for target in ("demo", "test", "quick", "check", "study", "docs"):
         assert re.search(rf"^{target}: ", makefile, flags=re.MULTILINE)
 
 
