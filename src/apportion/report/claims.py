@@ -44,11 +44,12 @@ def judge(claim: Claim, experiment: Experiment, records: Records) -> Verdict:
         pairs = [(own[seed], other[seed]) for seed in own if seed in other]
         if not pairs:
             return Verdict(claim, UNTESTED, f"{claim.against} was not measured")
-        values = [mine - theirs for mine, theirs in pairs]
-        here += f" against {_shown(claim, list(other.values()))}: {_signed(claim, values)}"
+        values = [mine - against for mine, against in pairs]
+        theirs = _shown(claim, [against for _, against in pairs])
+        here += f" against {theirs}: {_signed(claim, values)}"
         test = paired_test(pairs)
     value = statistics.mean(values) if claim.statistic == "mean" else min(values)
-    if claim.statistic == "lowest" and len(values) > 1:
+    if claim.statistic == "lowest" and len(values) > 1 and claim.measure != "monotone":
         here += f", lowest {value:.{_digits(claim)}f}"
     # Compared as shown, so that nobody sees 0.30 fail against 0.30.
     value = round(value, _digits(claim))
@@ -113,6 +114,8 @@ def _asked(claim: Claim) -> str:
 
 
 def _shown(claim: Claim, values: Sequence[float]) -> str:
+    if claim.measure == "monotone":
+        return f"{sum(value == 1.0 for value in values)} of {len(values)}"
     return mean_sd(values, _digits(claim))
 
 

@@ -15,7 +15,7 @@ from apportion.report.claims import FAILS, HOLDS, HOW_JUDGED, UNTESTED, claim_ta
 from apportion.report.figures import Picture, study_figures
 from apportion.report.page import render
 from apportion.report.study import study_tables
-from apportion.report.tables import Records, Table, select
+from apportion.report.tables import Records, Table, mean_sd, methods_of, select
 from apportion.reproduction import QUICK, PaperTable, Plan, Study, part_of
 from apportion.stages import Stage, is_done
 
@@ -83,13 +83,14 @@ def stages_of(table: PaperTable, experiment: Experiment) -> tuple[Stage, ...]:
 
 
 def reproduction_tables(plan: Plan, sections: Sequence[Section]) -> list[Table]:
-    """What stands above the sections: verdicts, coverage, and how long it took."""
+    """What is said of all sections together: verdicts, coverage, and how long it took."""
     studies = {section.table.study: section.ran for section in sections}
     return [
         verdict_table(sections),
         all_claims_table(sections),
         coverage_table(sections),
         time_table(studies),
+        stage_table(studies),
     ]
 
 
@@ -174,6 +175,24 @@ def time_table(studies: Mapping[str, Ran]) -> Table:
     )
 
 
+def stage_table(studies: Mapping[str, Ran]) -> Table:
+    """The wall-clock of each kind of stage."""
+    rows = []
+    for name, ran in studies.items():
+        for method in methods_of(ran.experiment):
+            done = select(ran.records, kind="stage", method=method)
+            seconds = [seconds_of(record) for record in done]
+            if any(seconds):
+                rows.append((name, method, str(len(done)), mean_sd(seconds, 0)))
+    return Table(
+        "stages",
+        "Stage by stage",
+        ("study", "method", "stages", "seconds of one"),
+        tuple(rows),
+        "Wall-clock of the process, from the records; those of scores that took none are left out.",
+    )
+
+
 def seconds_of(record: Mapping[str, Any]) -> float:
     """The wall-clock of a stage, or of its training where its record has no more."""
     return float(record.get("seconds") or (record["training"] or {}).get("seconds", 0.0))
@@ -211,7 +230,7 @@ def markdown(
     plan: Plan, sections: Sequence[Section], quick: bool, pictures_in: str = "figures"
 ) -> str:
     """The report as Markdown; figures are beside it."""
-    verdicts, _, _, _ = reproduction_tables(plan, sections)
+    verdicts = verdict_table(sections)
     parts = [f"# {plan.title}, table by table", f"The paper is {plan.source}. {_INTRODUCTION}"]
     if quick:
         parts.append(f"**{QUICK}**")
