@@ -64,7 +64,7 @@ def paired_test(pairs: Sequence[tuple[float, float]]) -> str:
     from scipy import stats  # slow to import
 
     differences = [mine - theirs for mine, theirs in pairs]
-    if len(pairs) < 3 or len(set(differences)) == 1:
+    if len(pairs) < 3 or len({round(difference, 6) for difference in differences}) == 1:
         return "–"
     p = float(stats.ttest_rel(*zip(*pairs, strict=True)).pvalue)
     return f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
