@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apportion.allocation import allocate, straight_through
+from apportion.gates import Gates
 from apportion.units import Allocation, Unit, Units
 
 budgets = st.floats(0.01, 1.0)
@@ -54,6 +55,27 @@ def test_more_budget_never_drops_a_unit_that_the_same_scores_bought(given_units,
         return
     larger = allocate(scores, units, high, floor)
     assert all(b for a, b in zip(smaller.kept, larger.kept, strict=True) if a)
+
+
+@given(scored_units(), st.randoms(use_true_random=False), budgets, budgets, st.integers(0, 1))
+def test_with_a_fixed_order_more_budget_never_swaps_a_unit_out(
+    given_units, chance, one, two, floor
+):
+    units, _ = given_units
+    gates = Gates(units)
+    order = list(range(len(units)))
+    chance.shuffle(order)
+    torch.nn.init.normal_(gates.a)  # what they learned does not matter any more
+    gates.fix_order(torch.tensor(order))
+    low, high = sorted((one, two))
+    try:
+        smaller = allocate(gates.scores(low), units, low, floor)
+    except ValueError:
+        return
+    larger = allocate(gates.scores(high), units, high, floor)
+    assert all(b for a, b in zip(smaller.kept, larger.kept, strict=True) if a)
+    if not floor:
+        assert sorted(order[: smaller.count]) == [p for p, kept in enumerate(smaller.kept) if kept]
 
 
 @given(scored_units(), budgets)

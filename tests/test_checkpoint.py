@@ -48,6 +48,17 @@ def test_an_elastic_checkpoint_reloads(elastic, folder, task):
     assert loaded.model.units == elastic.units
 
 
+def test_the_order_of_a_nested_model_is_saved(elastic, tmp_path, task):
+    nested = elastic.nested(torch.rand(len(elastic.units)))
+    save(Checkpoint(nested), tmp_path / "nested")
+    loaded = load(tmp_path / "nested").model
+    assert loaded.gates.order.tolist() == nested.gates.order.tolist()
+    ids = task.test.inputs["input_ids"]
+    with torch.no_grad():
+        hard = {"budget": 0.4, "mode": "hard"}
+        assert torch.equal(loaded(ids, **hard), nested(ids, **hard))
+
+
 def test_a_dense_checkpoint_reloads(encoder, tmp_path):
     save(Checkpoint(encoder), tmp_path / "dense")
     loaded = load(tmp_path / "dense")

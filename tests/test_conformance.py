@@ -340,3 +340,49 @@ def test_allocation_by_other_scores_cuts_the_same_way(elastic, inputs):
         assert torch.allclose(
             ask(smaller, inputs), ask(elastic, inputs, allocation=allocation), atol=1e-5
         )
+
+
+# One order for all budgets.
+
+
+def same(one, other):
+    assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_putting_units_in_order_changes_nothing_that_is_computed(elastic, inputs):
+    scores = torch.rand(len(elastic.units))
+    nested = elastic.nested(scores)
+    with torch.no_grad():
+        same(ask(nested, inputs), ask(elastic, inputs))
+        for budget in (0.25, 0.5, 0.8):
+            kept = allocate(scores, elastic.units, budget)
+            same(
+                ask(nested, inputs, budget=budget, mode="hard"),
+                ask(elastic, inputs, allocation=kept),
+            )
+            same(ask(nested.cut(budget), inputs), ask(elastic, inputs, allocation=kept))
+
+
+def test_of_a_nested_model_every_budget_keeps_the_first_units_of_each_layer(elastic):
+    nested = elastic.nested()
+    smaller = None
+    for budget in (0.1, 0.3, 0.5, 0.7, 1.0):
+        kept = nested.allocation(budget)
+        for layer, kind in nested.units.spans:
+            indices = kept.indices(layer, kind)
+            assert indices == list(range(len(indices)))
+        if smaller is not None:
+            assert all(now or not before for before, now in zip(smaller, kept.kept, strict=True))
+        smaller = kept.kept
+
+
+def test_a_nested_model_answers_every_budget_from_one_set_of_weights(elastic, inputs):
+    nested = elastic.nested()
+    skipping = Skipping(nested).prepare(0.2, 0.4, 0.6, 0.8)
+    whole = {value.untyped_storage().data_ptr() for value in skipping.whole.state_dict().values()}
+    for budget in (0.2, 0.4, 0.6, 0.8):
+        for name, value in skipping.at(budget).state_dict().items():
+            assert value.numel() == 0 or value.untyped_storage().data_ptr() in whole, name
+        with torch.no_grad():
+            hard = ask(nested, inputs, budget=budget, mode="hard")
+            same(ask(skipping, inputs, budget=budget), hard)

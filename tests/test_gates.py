@@ -93,3 +93,9 @@ def test_gates_set_from_scores_open_the_units_that_score_highest():
         assert int((z > 0.5).sum()) == count
         assert allocate(z, units, budget) == allocate(scores, units, budget)
         assert abs(float(gates.cost(z).detach()) - budget) < 0.06
+
+
+@pytest.mark.parametrize("order", [[0, 1], [0, 1, 2, 3, 4, 4], [1, 2, 3, 4, 5, 6]])
+def test_an_order_names_every_unit_once(order):
+    with pytest.raises(ValueError, match="an order of 6 units names each of them once"):
+        Gates(UNITS).fix_order(torch.tensor(order))

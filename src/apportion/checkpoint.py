@@ -3,7 +3,8 @@
     apportion.json       what it is: format, kind, the model's shape, its units, where it came from,
                          and the size and SHA-256 of each file beside it
     model.safetensors    the model's weights, under the model's own names
-    gates.safetensors    a and s of the gates (elastic checkpoints only)
+    gates.safetensors    a and s of the gates, and the order of the units where it is fixed
+                         (elastic checkpoints only)
     config.json          the model's config as Transformers writes it (its models only)
     tokenizer.json       the words, as the tokenizers library writes them (tasks of texts only)
     tokenizer_config.json  what Transformers needs to read them (pretrained models only)
@@ -158,7 +159,10 @@ def _read(manifest: Mapping[str, Any], folder: Path) -> Checkpoint:
         model = Elastic(model, facts["kinds"], facts["length"], facts["tau"], facts["block"])
         if model.units.to_dict() != manifest["units"]:
             raise ValueError(f"checkpoint {folder} lists other units than its model has")
-        _load_weights(model.gates, load_file(folder / GATES), folder)
+        gates = load_file(folder / GATES)
+        if "order" in gates:
+            model.gates.fix_order(gates["order"])
+        _load_weights(model.gates, gates, folder)
     words = None
     if WORDS in manifest["files"]:
         settings = read_json(folder / SETTINGS) if SETTINGS in manifest["files"] else None

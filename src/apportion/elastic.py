@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from apportion.allocation import allocate, straight_through
+from apportion.allocation import allocate, buying_order, straight_through
 from apportion.gates import Gates
 from apportion.sites import BLOCK, find_sites, units_of
-from apportion.surgery import cut
+from apportion.surgery import arrange, cut
 from apportion.units import Allocation
 
 Mode = Literal["soft", "hard", "straight-through"]
@@ -98,7 +98,30 @@ class Elastic(nn.Module):
     @torch.no_grad()
     def allocation(self, budget: float, floor: int = 0) -> Allocation:
         """The units that a budget buys by the gates' own scores."""
-        return allocate(self.gates(budget), self.units, budget, floor)
+        return allocate(self.gates.scores(budget), self.units, budget, floor)
+
+    @torch.no_grad()
+    def nested(self, scores: Tensor | None = None) -> Elastic:
+        """A new elastic model that buys its units in one order, whatever the budget.
+
+        By these scores, or by its gates at a budget of 1/2. The units of each layer are put in that
+        order, so that every budget keeps the first of them: the first rows and columns of each
+        matrix. What it computes with all units open does not change.
+        """
+        scores = self.gates(0.5) if scores is None else scores
+        order, _ = buying_order(scores, self.units)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order))
+        spans = self.units.spans.values()
+        before = torch.cat([torch.arange(s.start, s.stop)[place[s].argsort()] for s in spans])
+        after = torch.empty_like(before)  # where a unit stands now
+        after[before] = torch.arange(len(before))
+        model = arrange(self.plain(), self.units, before)
+        made = Elastic(model, self.kinds, self.length, self.gates.tau, self.block)
+        made.gates.a.copy_(self.gates.a[before])
+        made.gates.s.copy_(self.gates.s[before])
+        made.gates.fix_order(after[order])
+        return made.to(self.gates.a.device).train(self.training)
 
     def cut(self, budget: float, floor: int = 0) -> nn.Module:
         """A smaller plain model for one budget."""

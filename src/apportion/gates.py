@@ -31,6 +31,7 @@ class Gates(nn.Module):
     """
 
     shares: Tensor
+    order: Tensor | None  # positions of the units from first to last bought, once that is fixed
 
     def __init__(self, units: Units, tau: float = 1.0) -> None:
         super().__init__()
@@ -40,6 +41,7 @@ class Gates(nn.Module):
         self.a = nn.Parameter(torch.zeros(len(units)))
         self.s = nn.Parameter(torch.zeros(len(units)))
         self.register_buffer("shares", units.shares.float(), persistent=False)
+        self.register_buffer("order", None)
 
     def forward(self, budget: Tensor | float) -> Tensor:
         """z(B): [units] for one budget, [batch, units] for a budget an example."""
@@ -51,6 +53,23 @@ class Gates(nn.Module):
         logit = torch.logit(budget.clamp(EPS, 1.0 - EPS))[..., None]
         z = torch.sigmoid((self.a + F.softplus(self.s) * logit) / self.tau)
         return z
+
+    def scores(self, budget: float) -> Tensor:
+        """How much each unit is wanted at a budget: z(B) or, once it is fixed, by the order.
+
+        By one order for all budgets, more budget never takes a unit away.
+        """
+        if self.order is None:
+            return self.forward(budget)
+        place = torch.empty_like(self.order)
+        place[self.order] = torch.arange(len(place), device=place.device)
+        return (len(place) - place) * self.shares  # allocations are by score per cost
+
+    def fix_order(self, order: Tensor) -> None:
+        """From now on the units are bought in this order, whatever the budget."""
+        if sorted(order.tolist()) != list(range(len(self.a))):
+            raise ValueError(f"an order of {len(self.a)} units names each of them once")
+        self.order = order.to(self.a.device, torch.int64)
 
     @torch.no_grad()
     def order_by(self, scores: Tensor) -> None:

@@ -20,9 +20,10 @@ class Skipping(nn.Module):
     """An elastic model made for serving: the hard form of any budget, at the speed of a cut model.
 
     The slices of a budget are made when it is first asked for and kept. They are the layers that
-    lose units and no others, so a budget costs little memory. Gathering them in every call would
-    cost more time than the skipped work saves. Threads share nothing that changes: each may ask
-    for its own budget. The weights are those of the moment when this was made.
+    lose units and no others, so a budget costs little memory; of a nested model they are views of
+    the whole weights, and cost none. Gathering them in every call would cost more time than the
+    skipped work saves. Threads share nothing that changes: each may ask for its own budget. The
+    weights are those of the moment when this was made.
     """
 
     def __init__(self, elastic: Elastic, floor: int = 0) -> None:
@@ -52,7 +53,7 @@ class Skipping(nn.Module):
             return known
         # Slices outlive this call, so they must not be tensors of inference mode.
         with torch.inference_mode(False), torch.no_grad():
-            kept = allocate(self.gates(budget), self.units, budget, self.floor)
+            kept = allocate(self.gates.scores(budget), self.units, budget, self.floor)
             model = self._of_kept.get(kept.kept)
             if model is None:
                 model = cut(self.whole, kept, share=True).eval()

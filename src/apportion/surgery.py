@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from apportion.shrinking import recount_heads
 from apportion.sites import Site, find_sites
-from apportion.units import Allocation
+from apportion.units import Allocation, Units
 
 
 def cut(model: nn.Module, allocation: Allocation, share: bool = False) -> nn.Module:
@@ -34,6 +34,22 @@ def cut(model: nn.Module, allocation: Allocation, share: bool = False) -> nn.Mod
     for note in AFTER_CUT:
         note(smaller, allocation)
     return smaller
+
+
+def arrange(model: nn.Module, units: Units, before: Tensor) -> nn.Module:
+    """A new model that computes the same with the units of each layer in another order.
+
+    `before` has for each place the position of the unit that comes there, of its layer and kind.
+    """
+    arranged = copy.deepcopy(model)
+    kinds = sorted({kind for _, kind in units.spans})
+    for site in find_sites(arranged, kinds, block=1):
+        span = units.spans.get((site.layer, site.kind), slice(0, 0))
+        site = _in_units(site, span.stop - span.start)
+        indices = [units.members[position].index for position in before[span].tolist()]
+        assert sorted(indices) == list(range(site.count)), "units must stay in their layer"
+        _cut_site(arranged, site, kept_columns(site, indices), share=False)
+    return arranged
 
 
 # Who has to know of each cut model: the room of another library's models, which then reload.
