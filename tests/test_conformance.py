@@ -23,6 +23,7 @@ from apportion.sites import ARCHITECTURES, find_sites
 from apportion.skipping import Skipping
 from apportion.surgery import cut
 from apportion.units import Allocation
+from apportion.views import Views
 
 SHAPE = {"layers": 3, "heads": 4, "hidden": 32, "feedforward": 128}
 OURS = {
@@ -386,3 +387,35 @@ def test_a_nested_model_answers_every_budget_from_one_set_of_weights(elastic, in
         with torch.no_grad():
             hard = ask(nested, inputs, budget=budget, mode="hard")
             same(ask(skipping, inputs, budget=budget), hard)
+
+
+def test_views_compute_what_the_hard_mask_does_and_gradients_reach_the_weights(elastic, inputs):
+    nested = elastic.nested()
+    views = Views(nested)
+    for budget in (0.2, 0.6):
+        kept = nested.allocation(budget)
+        masked = ask(nested, inputs, allocation=kept)
+        seen = logits_of(views(kept, **inputs))
+        same(seen, masked)
+        names, weights = zip(*nested.model.named_parameters(), strict=True)
+        wanted, found = (
+            torch.autograd.grad(logits.square().sum(), weights, allow_unused=True)
+            for logits in (masked, seen)
+        )
+        for name, one, other in zip(names, wanted, found, strict=True):
+            one = torch.zeros(1) if one is None else one
+            other = torch.zeros(1) if other is None else other
+            assert torch.allclose(one, other, atol=1e-3, rtol=1e-3), name
+
+
+def test_views_follow_weights_that_change(elastic, inputs):
+    nested = elastic.nested()
+    views, kept = Views(nested), nested.allocation(0.5)
+    with torch.no_grad():
+        before = logits_of(views(kept, **inputs))
+        for parameter in nested.model.parameters():
+            parameter.mul_(1.1)
+        assert not torch.allclose(logits_of(views(kept, **inputs)), before)
+        same(logits_of(views(kept, **inputs)), ask(nested, inputs, allocation=kept))
+    with pytest.raises(ValueError, match="only of a nested model"):
+        Views(elastic)

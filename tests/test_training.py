@@ -15,8 +15,8 @@ from apportion.checkpoint import weights_digest
 from apportion.elastic import Elastic
 from apportion.evaluation import evaluate
 from apportion.progress import training_bar
-from apportion.recipes import ADAPT, BUDGETED, DENSE, RECOVER, Recipe, recipe
-from apportion.schedule import draw_budget, learning_rate_share
+from apportion.recipes import ADAPT, BUDGETED, DENSE, NESTED, RECOVER, Recipe, recipe
+from apportion.schedule import draw_budget, draw_budgets, learning_rate_share
 from apportion.training import fit
 
 SHORT = {"epochs": 2, "batch_size": 32}
@@ -26,9 +26,17 @@ def same_weights(one, other) -> bool:
     return weights_digest(one) == weights_digest(other)
 
 
-@pytest.mark.parametrize("chosen", [DENSE, BUDGETED, ADAPT], ids=lambda r: r.name)
+def start_of(chosen, task, encoder):
+    """What a recipe starts from."""
+    if chosen is DENSE:
+        return encoder
+    elastic = Elastic(encoder, ("heads", "feedforward"), length=task.length, block=8)
+    return elastic.nested() if chosen is NESTED else Elastic(encoder, length=task.length)
+
+
+@pytest.mark.parametrize("chosen", [DENSE, BUDGETED, ADAPT, NESTED], ids=lambda r: r.name)
 def test_the_same_seed_gives_the_same_weights(task, encoder, chosen):
-    model = encoder if chosen is DENSE else Elastic(encoder, length=task.length)
+    model = start_of(chosen, task, encoder)
     short = chosen.with_changes(**SHORT)
     first, second = (fit(model, task, short, seed=3).model for _ in range(2))
     assert same_weights(first, second)
@@ -56,11 +64,11 @@ def stop_after(steps: int):
 
 
 @pytest.mark.parametrize("steps", [1, 3, 4, 6])
-@pytest.mark.parametrize("chosen", [DENSE, BUDGETED, ADAPT], ids=lambda r: r.name)
+@pytest.mark.parametrize("chosen", [DENSE, BUDGETED, ADAPT, NESTED], ids=lambda r: r.name)
 def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
     task, encoder, tmp_path, chosen, steps
 ):
-    model = encoder if chosen is DENSE else Elastic(encoder, length=task.length)
+    model = start_of(chosen, task, encoder)
     short = chosen.with_changes(**SHORT)
     teacher = model if chosen is ADAPT else None
     whole = fit(model, task, short, seed=3, teacher=teacher)
@@ -148,6 +156,25 @@ def test_a_teacher_pulls_the_student_towards_it(task, encoder):
         return float((student(ids).softmax(-1) - teacher(ids).softmax(-1)).abs().mean().detach())
 
     assert distance(alpha=1.0) < distance(alpha=0.0)
+
+
+def test_a_nested_model_learns_at_all_budgets_and_keeps_its_order(task, encoder):
+    start = start_of(NESTED, task, encoder)
+    long = NESTED.with_changes(epochs=12, batch_size=16, lr=5e-3)
+    fitted = fit(start, task, long, seed=5, teacher=encoder).model
+    assert fitted.gates.order.tolist() == start.gates.order.tolist()
+    for budget in (0.25, 1.0):
+        before, after = (evaluate(m, task.train, budget, "cut").loss for m in (start, fitted))
+        assert after < before, budget
+    with pytest.raises(ValueError, match="needs one order for all budgets"):
+        fit(Elastic(encoder, length=task.length), task, NESTED, seed=5)
+
+
+def test_a_nested_step_takes_both_ends_and_some_budgets_between():
+    budgets = draw_budgets(NESTED.with_changes(samples=3), seed=1, step=4, steps=10)
+    assert budgets[:2] == [1.0, 0.125] and len(budgets) == 5
+    assert all(0.125 <= budget <= 1.0 for budget in budgets)
+    assert draw_budgets(BUDGETED, 1, 4, 10) == [draw_budget(BUDGETED, 1, 4, 10)]
 
 
 def test_a_recipe_fits_only_its_kind_of_model(task, encoder):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from apportion.gates import check_budget
 
-Objective = Literal["dense", "soft", "straight-through"]
+Objective = Literal["dense", "soft", "straight-through", "nested"]
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,9 @@ class Recipe:
     before, and a place in `_LATER`.
 
     An objective of "dense" trains a plain model; "soft" trains weights and gates under Eq. 5;
-    "straight-through" trains under hard masks. With a teacher, Eq. 6 takes the place of the
-    plain task loss.
+    "straight-through" trains under hard masks; "nested" trains the weights of a model with one
+    order for all budgets, several of them in each step. With a teacher, Eq. 6 takes the place of
+    the plain task loss.
     """
 
     name: str
@@ -41,12 +42,12 @@ class Recipe:
     floor: int = 0
     select_at: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)  # budgets that choose the best epoch
     word_dropout: float = 0.0  # share of a batch's words that are made unknown
+    samples: int = 2  # budgets of a nested step beside the highest and the lowest
 
     def __post_init__(self) -> None:
-        if self.objective not in ("dense", "soft", "straight-through"):
-            raise ValueError(
-                f"objective must be dense, soft or straight-through, not {self.objective!r}"
-            )
+        if self.objective not in get_args(Objective):
+            known = ", ".join(get_args(Objective))
+            raise ValueError(f"objective must be one of {known}, not {self.objective!r}")
         if len(self.budgets) != 2:
             raise ValueError(f"budgets are a low and a high one, not {self.budgets}")
         if not self.select_at:
@@ -64,7 +65,7 @@ class Recipe:
         for name in ("lr", "clip", "T"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        for name in ("gate_lr", "weight_decay", "lam", "beta", "floor"):
+        for name in ("gate_lr", "weight_decay", "lam", "beta", "floor", "samples"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         for name in ("warmup", "ramp", "alpha", "word_dropout"):
@@ -98,7 +99,7 @@ class Recipe:
 
 
 # Numbers that recipes did not have when the first stages were keyed by them.
-_LATER = ("word_dropout",)
+_LATER = ("word_dropout", "samples")
 
 
 def _frozen(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,10 +111,11 @@ BUDGETED = Recipe("budgeted", "soft")
 STATIC = Recipe("static", "soft")
 # Gates move as slowly as weights here: one epoch has no time to recover from a late change of mask.
 ADAPT = Recipe("adapt", "straight-through", epochs=1, lr=3e-4, gate_lr=3e-4)
+NESTED = Recipe("nested", "nested", epochs=3, gate_lr=0.0, budgets=(0.125, 1.0))
 RECOVER = Recipe("recover", "dense", epochs=1, lr=3e-4)
 
 RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe for recipe in (DENSE, BUDGETED, STATIC, ADAPT, RECOVER)
+    recipe.name: recipe for recipe in (DENSE, BUDGETED, STATIC, ADAPT, NESTED, RECOVER)
 }
 
 

@@ -55,6 +55,18 @@ def draw_budget(recipe: Recipe, seed: int, step: int, steps: int) -> float:
     return float(np.random.default_rng([seed, _BUDGET, step]).uniform(low, high))
 
 
+def draw_budgets(recipe: Recipe, seed: int, step: int, steps: int) -> list[float]:
+    """The budgets of a step: one or, for a nested model, the highest, the lowest and some between.
+
+    With both ends in every step, the whole model and the smallest part of it never fall behind.
+    """
+    if recipe.objective != "nested":
+        return [draw_budget(recipe, seed, step, steps)]
+    low, high = recipe.budgets
+    between = np.random.default_rng([seed, _BUDGET, step]).uniform(low, high, recipe.samples)
+    return [high, low, *map(float, between)]
+
+
 def drop_words(inputs: dict[str, Tensor], share: float, unknown: int) -> dict[str, Tensor]:
     """The inputs with a share of their words made unknown, so that no word is leant on alone."""
     ids = inputs["input_ids"]

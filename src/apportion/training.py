@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
 
 from apportion.checkpoint import weights_digest
 from apportion.elastic import Elastic, plain_of
-from apportion.evaluation import count_correct, logits_of
-from apportion.losses import budget_loss, distill_loss
+from apportion.evaluation import count_correct
+from apportion.losses import budget_loss
+from apportion.objectives import Batch, paid_loss, step_losses
 from apportion.recipes import Recipe
 from apportion.schedule import (
-    draw_budget,
+    draw_budgets,
     drop_words,
     learning_rate_share,
     noise_seed,
@@ -32,6 +32,7 @@ from apportion.schedule import (
 )
 from apportion.state import TrainingState, load_state, save_state
 from apportion.tasks import Split, Task
+from apportion.views import Views
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,11 @@ class _Run:
         self.student: nn.Module
         self.optimizer: torch.optim.Optimizer
         self.student, self.optimizer = self.accelerator.prepare(student, optimizer)
+        self.views: Views | None = None
+        if recipe.objective == "nested" and isinstance(student, Elastic):
+            if self.accelerator.num_processes > 1:
+                raise ValueError(f"recipe {recipe.name!r} trains through views, on one process")
+            self.views = Views(student)
         self.teacher = None
         if teacher is not None:
             self.teacher = copy.deepcopy(teacher).to(self.accelerator.device).eval()
@@ -178,7 +184,7 @@ class _Run:
     def _one_step(self, epoch: int, inside: int) -> tuple[float, float]:
         recipe = self.recipe
         torch.manual_seed(noise_seed(self.seed, self.step, self.accelerator.process_index))
-        budget = draw_budget(recipe, self.seed, self.step, self.steps)
+        budgets = draw_budgets(recipe, self.seed, self.step, self.steps)
         inputs, labels, weight = self._batch(epoch, inside)
         noisy = inputs
         if recipe.word_dropout and self.task.words:
@@ -186,35 +192,29 @@ class _Run:
         for group, lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = lr * learning_rate_share(recipe, self.step, self.steps)
         self.student.train()
-        options: dict[str, Any] = {}
-        if recipe.objective != "dense":
-            options = {"budget": budget, "mode": recipe.objective, "floor": recipe.floor}
-        logits = logits_of(self.student(**noisy, **options))
-        loss = F.cross_entropy(logits, labels)
-        if self.teacher is not None:
-            with torch.no_grad():
-                soft = {"budget": budget} if isinstance(self.teacher, Elastic) else {}
-                says = logits_of(self.teacher(**inputs, **soft))
-            loss = distill_loss(loss, logits, says, recipe.alpha, recipe.T)
-        loss = loss * weight
-        cost = 1.0
         model = self._unwrapped()
-        if isinstance(model, Elastic):
-            paid = model.cost(budget)
-            cost = float(paid.detach())
-            if recipe.objective == "soft":
-                loss = loss + budget_loss(paid, budget, recipe.lam, recipe.beta)
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise ValueError(
-                f"the loss is {value} at step {self.step} of recipe {recipe.name!r}; "
-                f"a learning rate below {recipe.lr:g} may help"
-            )
         self.optimizer.zero_grad()
-        self.accelerator.backward(loss)
+        value, cost = 0.0, 1.0
+        batch = Batch(inputs, noisy, labels)
+        losses = step_losses(self.student, self.teacher, batch, recipe, budgets, self.views)
+        for budget, loss in zip(budgets, losses, strict=True):
+            loss = loss * (weight / len(budgets))
+            if isinstance(model, Elastic):
+                paid, cost = paid_loss(model, budget, recipe)
+                loss = loss + paid if recipe.objective == "soft" else loss
+            value += self._finite(float(loss.detach()))
+            self.accelerator.backward(loss)
         self.accelerator.clip_grad_norm_(self.student.parameters(), recipe.clip)
         self.optimizer.step()
         return value, cost
+
+    def _finite(self, loss: float) -> float:
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"the loss is {loss} at step {self.step} of recipe {self.recipe.name!r}; "
+                f"a learning rate below {self.recipe.lr:g} may help"
+            )
+        return loss
 
     def _batch(self, epoch: int, inside: int) -> tuple[dict[str, Tensor], Tensor, float]:
         """This process's rows of the step's batch, and their weight among all processes."""
@@ -323,6 +323,8 @@ def _check(model: nn.Module, task: Task, recipe: Recipe) -> None:
         raise ValueError(f"recipe {recipe.name!r} trains a plain model; give it `elastic.plain()`")
     if recipe.objective != "dense" and not elastic:
         raise ValueError(f"recipe {recipe.name!r} trains gates; wrap the model: `Elastic(model)`")
+    if recipe.objective == "nested" and isinstance(model, Elastic) and model.gates.order is None:
+        raise ValueError(f"recipe {recipe.name!r} needs one order for all budgets: `nested()`")
     if isinstance(model, Elastic) and recipe.floor:
         # Complains now of a floor that the smallest budget can't pay.
         for budget in (recipe.budgets[0], *recipe.select_at):

@@ -1,0 +1,61 @@
+"""Calling a nested model through views of its weights: a budget costs its share of a pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from apportion.elastic import Elastic
+from apportion.sites import find_sites
+from apportion.surgery import cut
+from apportion.units import Allocation
+
+_SHAPES = 256  # as many different allocations are remembered
+
+
+class Views:
+    """A nested elastic model, called at one allocation after the other while it is trained.
+
+    What is switched off is not computed, and gradients reach the rows and columns that were used.
+    The model's weights are looked up in every call, so they may change between two.
+    """
+
+    def __init__(self, elastic: Elastic) -> None:
+        if elastic.gates.order is None:
+            raise ValueError("only of a nested model is every budget a view; `elastic.nested()`")
+        self.elastic = elastic
+        self.sites = find_sites(elastic.model, elastic.kinds, elastic.block)
+        self._empty = elastic.plain().to("meta")  # its parts, without their weights
+        self._shapes: dict[tuple[bool, ...], nn.Module] = {}
+
+    def __call__(self, kept: Allocation, **inputs: Any) -> Any:
+        """What the kept units compute."""
+        model = self._shape(kept).train(self.elastic.training)
+        return functional_call(model, self._weights(kept), (), inputs)
+
+    def _shape(self, kept: Allocation) -> nn.Module:
+        if kept.kept not in self._shapes:
+            if len(self._shapes) >= _SHAPES:
+                self._shapes.clear()
+            self._shapes[kept.kept] = cut(self._empty, kept)
+        return self._shapes[kept.kept]
+
+    def _weights(self, kept: Allocation) -> dict[str, Tensor]:
+        """The model's tensors by name, each as far as the kept units reach."""
+        model = self.elastic.model
+        weights: dict[str, Tensor] = {
+            **dict(model.named_parameters()),
+            **dict(model.named_buffers()),
+        }
+        for site in self.sites:
+            indices = kept.indices(site.layer, site.kind)
+            assert indices == list(range(len(indices))), "not a prefix: is the model nested?"
+            columns = len(indices) * site.width
+            for name in site.inputs:
+                for part in ("weight", "bias"):
+                    if f"{name}.{part}" in weights:
+                        weights[f"{name}.{part}"] = weights[f"{name}.{part}"][:columns]
+            weights[f"{site.output}.weight"] = weights[f"{site.output}.weight"][:, :columns]
+        return weights
