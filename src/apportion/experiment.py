@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from apportion.backbones.encoder import EncoderConfig
 from apportion.evaluation import SWEEP
@@ -19,6 +19,7 @@ from apportion.stages import Stage, Timing
 from apportion.tasks import TaskSpec
 from apportion.tasks.marked import Marked
 from apportion.tasks.text import Text
+from apportion.units import KINDS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -132,6 +133,7 @@ def experiment_of(
     task = _task(data["task"], data_seeds[0], folder)
     budgets = tuple(check_budget(b) for b in data.get("budgets", (0.25, 0.5, 0.75)))
     timing = _timing(data.get("timing", {}))
+    kinds = UNITS[data.get("units", "heads")]
     stages: list[Stage] = []
     for entry in data["stage"]:
         check(f"stage {entry.get('method')!r}", entry, _STAGE | get_type_hints(Recipe))
@@ -149,7 +151,7 @@ def experiment_of(
         for data_seed, seed in cells:
             cell = replace(task, seed=data_seed)
             made = _stages_of(entry, cell, model, seed, budgets, stages)
-            stages += [replace(stage, timing=timing, weights=weights) for stage in made]
+            stages += [replace(s, timing=timing, weights=weights, kinds=kinds) for s in made]
     if len({stage.key for stage in stages}) < len(stages):
         raise ValueError("two of the stages are the same but for their names")
     for section, kind in (("row", Row), ("goal", Goal)):
@@ -269,6 +271,7 @@ def _stages_of(
             only=only,
             latency=entry.get("latency", False),
             keep=entry.get("keep", 0),
+            nested=entry.get("nested", False),
             sweep=entry.get("sweep", True),
         )
         check_stage(stage, numbers)
@@ -276,6 +279,7 @@ def _stages_of(
     return made
 
 
+UNITS = {"heads": ("heads",), "all": KINDS}  # as people ask for them
 _FILE = {
     "name": str,
     "title": str,
@@ -283,6 +287,7 @@ _FILE = {
     "figure": tuple[str, ...],
     "timing": dict,
     "budgets": tuple[float, ...],
+    "units": Literal["heads", "all"],
     "seeds": dict,
     "task": dict,
     "model": dict,
@@ -302,5 +307,6 @@ _STAGE = {
     "each": tuple[float, ...],
     "latency": bool,
     "keep": int,
+    "nested": bool,
     "sweep": bool,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,9 +119,14 @@ def _measure_elastic(stage: Stage, model: Elastic, task: Task) -> list[dict[str,
             for form in ("soft", "hard")
         ]
     budgets = sorted({*(SWEEP if stage.sweep else ()), *stage.budgets, 1.0})
-    points = sweep(model, task.test, budgets, floor=stage.floor)
+    if model.gates.order is None:
+        points = sweep(model, task.test, budgets, floor=stage.floor)
+        cut_at: Sequence[float] = stage.budgets
+    else:
+        # Never trained to be half open; and a cut model is the quicker way to the hard mask.
+        points, cut_at = sweep(model, task.test, budgets, ("cut",), stage.floor), ()
     records = [_point(point.form, point.budget, point.outcome) for point in points]
-    for budget in stage.budgets:
+    for budget in cut_at:
         outcome = evaluate(model, task.test, budget, "cut", stage.floor)
         records.append(_point("cut", budget, outcome))
     records.append({"kind": "monotone", "monotone": is_monotone(points)})

@@ -81,6 +81,8 @@ def check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
                 "of an architecture with random weights"
             )
         return
+    if stage.nested:
+        raise ValueError(f"stage {stage.method!r} has a recipe; nested is of scores")
     if stage.recipe.word_dropout and not isinstance(stage.task, Text):
         raise ValueError(f"stage {stage.method!r} has word_dropout; the task has no words")
     if stage.keep:

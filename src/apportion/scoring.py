@@ -108,12 +108,47 @@ def learned(teacher: Elastic | None) -> Scored:
     return Scored(teacher.gates(0.5).detach(), {})
 
 
+def uniform(scored: Scored, units: Units) -> Scored:
+    """The same share of every layer and kind, the best of each: what a cut by hand would keep."""
+    scores = torch.empty(len(units), dtype=torch.float64)
+    for span in units.spans.values():
+        place = scored.scores[span].argsort(descending=True, stable=True).argsort()
+        # Bought by score per cost, so all layers lose their last unit before any loses two.
+        scores[span] = (1.0 - (place + 0.5) / len(place)) * units.shares[span]
+    return Scored(scores, scored.facts)
+
+
+def nest(model: Elastic, score: Callable[[Elastic], Scored]) -> tuple[Elastic, Scored]:
+    """A nested elastic model with the scores of its units, in the order in which they stand now.
+
+    Neurons are scored one by one and sorted, so that a block holds those that are wanted alike.
+    """
+    fine = Elastic(model.plain(), model.kinds, model.length, model.gates.tau, block=1)
+    scored = score(fine)
+    arranged = fine.nested(scored.scores * fine.units.shares)  # inside a layer, by score alone
+    sorted_scores = torch.cat(
+        [scored.scores[span].sort(descending=True).values for span in fine.units.spans.values()]
+    )
+    coarse = Elastic(arranged.plain(), model.kinds, model.length, model.gates.tau, model.block)
+    scores = torch.cat(
+        [
+            sorted_scores[fine.units.spans[key]].view(span.stop - span.start, -1).sum(dim=1)
+            for key, span in coarse.units.spans.items()
+        ]
+    )
+    coarse.gates.order_by(scores)
+    return coarse.nested(scores), Scored(scores, scored.facts)
+
+
 # By name, as experiment files call them: from a model, its task, a seed and a teacher with gates.
 SOURCES: dict[str, Callable[[Elastic, Task, int, Elastic | None], Scored]] = {
     "loss-increase": lambda model, task, seed, teacher: loss_increase(model, task.validation),
     "squared-gradient": lambda model, task, seed, teacher: squared_gradient(model, task.train),
     "learned": lambda model, task, seed, teacher: learned(teacher),
     "random": lambda model, task, seed, teacher: random(model.units, seed),
+    "uniform": lambda model, task, seed, teacher: uniform(
+        squared_gradient(model, task.train), model.units
+    ),
 }
 
 

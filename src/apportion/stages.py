@@ -26,7 +26,7 @@ from apportion.evaluation import SWEEP
 from apportion.gates import check_budget
 from apportion.recipes import Recipe
 from apportion.records import provenance
-from apportion.scoring import SOURCES
+from apportion.scoring import SOURCES, nest
 from apportion.surgery import cut
 from apportion.tasks import Task, TaskSpec
 from apportion.tasks.text import Text
@@ -81,6 +81,8 @@ class Stage:
     only: float | None = None  # the one budget of a specialist
     latency: bool = False  # this is the model that is timed
     keep: int = 0  # units of each layer that scores leave, whatever they say
+    kinds: tuple[str, ...] = ("heads",)  # of units that can be switched off
+    nested: bool = False  # scores give one order for all budgets, and units stand in it
     sweep: bool = True  # measured at the sweep's budgets, and not only at those of the tables
     timing: Timing = Timing()
     weights: Path | None = None  # folder of the pretrained model, if not where its name says
@@ -100,6 +102,8 @@ class Stage:
                 "teacher": self.teacher and self.teacher.key,
                 **({"baseline": self.baseline} if self.baseline else {}),
                 **({"keep": self.keep} if self.keep else {}),
+                **({"kinds": list(self.kinds)} if self.kinds != ("heads",) else {}),
+                **({"nested": True} if self.nested else {}),
             }
         )
 
@@ -207,7 +211,7 @@ def produce(
         model, facts = _score(stage, start, task, teacher)
     else:
         if stage.recipe.objective != "dense" and not isinstance(start, Elastic):
-            start = Elastic(start, length=task.length)
+            start = Elastic(start, stage.kinds, length=task.length)
         elif stage.recipe.objective == "dense" and isinstance(start, Elastic):
             # A specialist: cut by its parent's gates at its own budget, then trained as it is.
             assert stage.parent and stage.only
@@ -245,10 +249,14 @@ def _score(
 ) -> tuple[Elastic, dict[str, Any]]:
     """A model whose gates open its units in the order of the stage's scores, and those."""
     assert stage.score is not None
-    elastic = Elastic(plain_of(model), length=task.length)
+    elastic = Elastic(plain_of(model), stage.kinds, length=task.length)
     with_gates = teacher if isinstance(teacher, Elastic) else None
-    scored = SOURCES[stage.score](elastic, task, stage.seed, with_gates)
-    elastic.gates.order_by(scored.scores)
+    source = SOURCES[stage.score]
+    if stage.nested:
+        elastic, scored = nest(elastic, lambda fine: source(fine, task, stage.seed, with_gates))
+    else:
+        scored = source(elastic, task, stage.seed, with_gates)
+        elastic.gates.order_by(scored.scores)
     scores = [float(f"{score:.6g}") for score in scored.scores.tolist()]
     return elastic, {"scores": scores, **scored.facts}
 
