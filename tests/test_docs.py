@@ -49,11 +49,12 @@ def test_the_reproduction_is_the_one_that_the_records_give():
     for study in plan.studies:
         experiment = study_experiment(plan, study, Settings())
         have = current(experiment, records.read(results_of(plan.folder / study.file)))
-        ran[study.name] = Ran(study, experiment, have, tuple(Settings().lacks(study)))
-    sections = sections_of(plan, plan.tables, ran)
+        lacks, differs = tuple(Settings().lacks(study)), Settings().differs(plan, study)
+        ran[study.name] = Ran(study, study.file, experiment, have, differs, lacks)
+    sections = sections_of(plan.tables, ran)
     report = (HOME / "docs" / "paper-tables.md").read_text(encoding="utf-8")
     assert markdown(plan, sections, quick=False) == report, "run `make docs`"
-    tables = reproduction_tables(plan, sections)
+    tables = reproduction_tables(sections)
     for page in (HOME / "README.md", HOME / "docs" / "reproduce.md"):
         text = page.read_text(encoding="utf-8")
         assert fill(text, "paper", tables) == text, "run `make docs`"

@@ -467,7 +467,7 @@ def test_other_weights_than_those_asked_for_are_refused(encoder):
 
 
 def test_a_package_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setitem(hub._PACKAGED, "minilm", ("no_such_package", "model", "minilm"))
+    monkeypatch.setitem(hub.PACKAGED, "minilm", ("no_such_package", "model", "minilm"))
     with pytest.raises(ValueError, match=r"pip install 'apportion\[minilm\]'"):
         hub.find_source("minilm")
 

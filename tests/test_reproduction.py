@@ -7,6 +7,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -25,6 +26,7 @@ from apportion.reproduction import (
     part_of,
     read_plan,
     study_experiment,
+    timing_of,
 )
 from apportion.tasks.docstrings import write_docstrings
 
@@ -49,11 +51,17 @@ FIGURES = {"allocation", "equal-pretraining", "gates", "pareto", "speed"}
 @pytest.mark.parametrize("table", PLAN.tables, ids=lambda table: table.name)
 def test_a_table_of_the_plan_speaks_of_what_its_study_has(table):
     plan = study_experiment(PLAN, PLAN.study(table.study), Settings())
-    methods = {stage.method for stage in plan.stages}
-    named = {name for claim in table.claims for name in (claim.method, claim.against) if name}
-    assert named | set(table.methods) <= methods
+    assert set(table.methods) <= {stage.method for stage in plan.stages}
     assert set(table.shows) <= TABLES | {row.table for row in plan.rows}
     assert set(table.figures) <= FIGURES
+    check_table(table, plan)
+
+
+def check_table(table, plan):
+    """A table of the paper asks for nothing that its study does not have."""
+    methods = {stage.method for stage in plan.stages}
+    named = {name for claim in table.claims for name in (claim.method, claim.against) if name}
+    assert named <= methods
     measured = {*SWEEP, *plan.budgets}
     for claim in table.claims:
         assert {claim.budget, claim.against_budget} <= measured, claim.says
@@ -62,20 +70,26 @@ def test_a_table_of_the_plan_speaks_of_what_its_study_has(table):
             assert timed and claim.budget in {b for s in timed for b in s.timed_at}, claim.says
 
 
-@pytest.mark.parametrize("study", [s for s in PLAN.studies if s.real], ids=lambda study: study.real)
+@pytest.mark.parametrize("study", [s for s in PLAN.studies if s.real], ids=lambda s: s.real)
 def test_the_file_with_the_papers_own_model_answers_the_same_claims(study):
-    plan = study_experiment(PLAN, study, Settings(hub=True))
+    how = Settings(hub=True)
+    plan = study_experiment(PLAN, study, how)
     assert "/" in plan.model["pretrained"] and plan.task.digest is None
-    claims = [c for table in PLAN.tables if table.study == study.name for c in table.claims]
-    named = {name for claim in claims for name in (claim.method, claim.against) if name}
-    assert named <= {stage.method for stage in plan.stages}
+    assert (how.lacks(study), how.differs(PLAN, study)) == ([], "")
+    for table in PLAN.tables:
+        if table.study == study.name:
+            check_table(table, plan)
+            of_rows = set(table.shows) - TABLES
+            assert of_rows - {"before-adaptation"} <= {row.table for row in plan.rows}
 
 
 @pytest.mark.parametrize("study", PLAN.studies, ids=lambda study: study.name)
 def test_a_quick_study_asks_for_less_and_says_so(study):
     full = study_experiment(PLAN, study, Settings())
     texts = {study.data: HOME} if study.data else {}
-    quick = study_experiment(PLAN, study, Settings(quick=True, stand_ins=texts))
+    how = Settings(quick=True, stand_ins=texts)
+    quick = study_experiment(PLAN, study, how)
+    assert ("docstrings" in how.differs(PLAN, study)) == bool(study.data)
     assert "(quick)" in quick.title and quick.beside_paper.startswith(QUICK)
     assert len(quick.seeds) == len(quick.data_seeds) == 1
     assert {s.method for s in quick.stages} == {s.method for s in full.stages}
@@ -110,6 +124,13 @@ def points(method, accuracies, form="hard", budget=0.5):
     ]
 
 
+class Asked:
+    """An experiment that asks for three seeds of each method."""
+
+    def stages_of(self, method):
+        return [SimpleNamespace(only=None, task=SimpleNamespace(seed=s), seed=s) for s in range(3)]
+
+
 HAVE = [
     *points("ours", [0.90, 0.92, 0.94]),
     *points("dense", [0.89, 0.90, 0.94], form="dense", budget=1.0),
@@ -118,27 +139,32 @@ OVER_DENSE = Claim("x", "–", method="ours", budget=0.5, against="dense", at_le
 
 
 def test_a_claim_holds_or_not_by_the_mean_of_its_differences():
-    verdict = judge(OVER_DENSE, None, HAVE)
+    verdict = judge(OVER_DENSE, Asked(), HAVE)
     assert verdict.verdict == HOLDS
     assert verdict.here == "92.00 ± 2.00 against 91.00 ± 2.65: +1.00 ± 1.00 (n = 3)"
     assert verdict.test == "p = 0.225"  # t = √3 of 1 ± 1, with two degrees of freedom
-    assert judge(replace(OVER_DENSE, at_least=1.5), None, HAVE).verdict == FAILS
-    assert judge(replace(OVER_DENSE, at_most=0.9), None, HAVE).verdict == FAILS
+    assert judge(replace(OVER_DENSE, at_least=1.5), Asked(), HAVE).verdict == FAILS
+    assert judge(replace(OVER_DENSE, at_most=0.9), Asked(), HAVE).verdict == FAILS
     lowest = replace(OVER_DENSE, against="", statistic="lowest", at_least=91.0)
-    assert judge(lowest, None, HAVE).verdict == FAILS
+    assert judge(lowest, Asked(), HAVE).verdict == FAILS
 
 
 def test_what_was_not_measured_is_not_judged():
     for claim in (replace(OVER_DENSE, method="none"), replace(OVER_DENSE, against="none")):
-        verdict = judge(claim, None, HAVE)
-        assert verdict.verdict == UNTESTED and "none was not measured" in verdict.here
-    assert judge(Claim("x", "–", untested="no GPU"), None, HAVE).verdict == UNTESTED
+        verdict = judge(claim, Asked(), HAVE)
+        assert verdict.verdict == UNTESTED and "none was measured in 0 of 3 runs" in verdict.here
+    verdict = judge(OVER_DENSE, Asked(), HAVE[1:])
+    assert verdict.verdict == UNTESTED and "ours was measured in 2 of 3 runs" in verdict.here
+    assert judge(Claim("x", "–", untested="no GPU"), Asked(), HAVE).verdict == UNTESTED
 
 
 def test_seeds_are_paired_and_few_of_them_prove_nothing():
-    assert paired_test([(1.0, 2.0), (2.0, 3.0)]) == "–"
-    assert paired_test([(1.0, 2.0), (2.0, 3.0), (3.0, 4.0)]) == "–"  # no spread to compare with
-    assert paired_test([(1.0, 2.0), (2.0, 3.001), (3.0, 4.002)]) == "p < 0.001"
+    assert paired_test([(1.0, 2.0), (2.0, 3.0)]) is None
+    assert paired_test([(0.1, 0.2), (0.2, 0.3), (0.3, 0.4)]) is None  # no spread to compare with
+    assert paired_test([(1.0, 2.0), (2.0, 3.001), (3.0, 4.002)]) < 0.001
+    unsure = replace(OVER_DENSE, statistic="p", at_least=0.05)
+    assert judge(unsure, Asked(), HAVE).verdict == HOLDS
+    assert judge(replace(unsure, at_least=0.3), Asked(), HAVE).verdict == FAILS
 
 
 def test_cutting_and_skipping_have_the_accuracy_of_the_hard_mask():
@@ -196,8 +222,10 @@ TEXTS = STUDY.replace("small", "texts").replace(
 SMALL_PLAN = """
 title = "A paper"
 source = "nowhere"
-[stand_ins]
-news = ["rich", "typer"]
+machine = "somebody's"
+[texts.news]
+here = "other news"
+stand_in = ["rich", "typer"]
 [[study]]
 file = "small.toml"
 [study.quick]
@@ -206,7 +234,7 @@ task = { train = 32 }
 [[study]]
 file = "texts.toml"
 data = "news"
-stands_for = "News by docstrings."
+model_is = "an encoder of our own"
 [study.quick]
 epochs = 1
 task = { train = 48 }
@@ -258,11 +286,15 @@ def test_a_quick_run_needs_nothing_and_marks_every_output(plan_file, tmp_path, c
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     for shown in (page, text):
-        assert QUICK in shown and "News by docstrings." in shown
+        assert QUICK in shown and "somebody&#39;s" in shown.replace("'", "&#39;")
+        assert "an encoder of our own; docstrings of installed packages in place of the" in shown
         assert "Core results (quick)" in shown and "News (quick)" in shown
         assert shown.count("does not hold") > shown.count("Dense is above chance.") == 1
     assert (tmp_path / "figures" / "small-pareto.png").read_bytes().startswith(b"\x89PNG")
-    assert "small-pareto.svg" in text
+    assert "small-pareto.svg" in text and "Quick run, no evidence." in text
+    assert "quick run, no evidence" in (tmp_path / "figures" / "small-pareto.svg").read_text(
+        "utf-8"
+    )
     before = {file.name: file.read_bytes() for file in (tmp_path / "results").iterdir()}
     code, _, err = reproduce(capsys, plan_file, tmp_path, "--quick")
     assert code == 0 and "started" not in err  # nothing is run twice
@@ -279,7 +311,8 @@ def test_a_study_without_its_data_is_left_out_and_named(plan_file, tmp_path, cap
     study = read_experiment(plan_file.with_name("small.toml"))
     have = current(study, records.read(tmp_path / "results" / "small.jsonl"))
     assert {r["method"] for r in have} == {"dense", "budgeted", "random"}
-    assert "needs <code>--data news=FOLDER</code>" in (tmp_path / "report.html").read_text("utf-8")
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "The rest needs --data news=FOLDER." in page and "other news" in page
 
 
 def test_a_named_table_runs_what_it_needs_and_no_more(plan_file, tmp_path, capsys):
@@ -308,6 +341,7 @@ def test_the_list_says_what_tables_need(plan_file, tmp_path, capsys):
         (["--device", "cuda"], "there is none here"),
         (["--device", "toaster"], "none that torch knows"),
         (["--report-only"], "nothing to report"),
+        (["core", "--fill", "README.md"], "not with --quick or names"),
     ],
 )
 def test_a_wrong_word_is_one_sentence(plan_file, tmp_path, capsys, words, complaint):
@@ -332,7 +366,8 @@ def test_without_a_plan_people_learn_where_it_is(tmp_path, capsys, monkeypatch):
         ("at_least = 1.0", "", "needs a method and at_least or at_most"),
         ("at_least = 1.0", "atleast = 1.0", "unknown keys atleast"),
         ('name = "news"', 'name = "core"', "the same name"),
-        ('news = ["rich", "typer"]', "", "has nothing for 'news'"),
+        ("[texts.news]", "[texts.olds]", "has nothing for 'news'"),
+        ('source = "nowhere"', "", "'source' is missing"),
         ("[study.quick]\nepochs = 1", "[study.quick]\nsteps = 1", "unknown keys steps"),
     ],
 )
@@ -361,16 +396,20 @@ def test_the_overview_knows_what_is_left(plan_file):
     study = read_experiment(plan_file.with_name("small.toml"))
     dense, other = (stage for stage in study.stages_of("dense"))
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    tables = {"Core": {dense.key, other.key}, "Done": {"old"}}
-    overview = Overview(console, tables, {"old"}, {dense.key: 60.0}, jobs=2)
+    tables = {"Core": {dense.key, other.key, timing_of(dense.key)}, "Done": {"old"}}
+    known = {dense.key: 60.0, timing_of(dense.key): 30.0}
+    overview = Overview(console, tables, {"old"}, known, jobs=2)
     assert overview.seconds_left() is None  # nothing is known of the other one
     overview.started(dense, 2)
     console.print(overview._render())
     overview.finished(dense, 90.0)
-    assert overview.seconds_left() == pytest.approx(45.0)
-    assert overview.summary() == "2 of 3 stages, about 1 min left"
+    assert overview.seconds_left() == pytest.approx(45.0 + 30.0)  # the other, and timing alone
+    assert overview.summary() == "2 of 4 pieces, about 1 min left"
     overview.started(other, 1)
     overview.finished(other, 30.0)
-    assert overview.summary() == "3 of 3 stages"
+    overview.started(dense, 1)  # again: it is timed now
+    assert overview.seconds_left() == pytest.approx(30.0, abs=5)
+    overview.finished(dense, 30.0)
+    assert overview.summary() == "4 of 4 pieces"
     shown = console.file.getvalue()
     assert "running" in shown and "done" in shown

@@ -188,7 +188,8 @@ def time_arms(
         f"{form} {budget:g}": _calls_on(_moved(arm.call, device), here, **arm.options)
         for (form, budget), arm in arms.items()
     }
-    wait = None if torch.device(device).type == "cpu" else torch.accelerator.synchronize
+    kind = torch.device(device).type
+    wait = None if kind == "cpu" else partial(torch.accelerator.synchronize, torch.device(device))
     results = measure(named, repeats, warmup, threads, progress, wait)
     computes = {arm: timed.computes for arm, timed in arms.items()}
     plain = computes["dense", 1.0]
@@ -217,7 +218,7 @@ def time_arms(
             "length": longest,
             "tokens": round(sum(count * width for count, width in shapes) / rows, 1),
             "runtime": "torch eager",
-            **({} if wait is None else {"device": device_name(device)}),
+            **({} if wait is None else {"device": kind, "device_name": _device_name(device)}),
             "macs": macs[form, budget],
             "bound": round(macs["dense", 1.0] / macs[form, budget], 4),
             **({"removed": removed[budget]} if form == "cut" else {}),
@@ -241,7 +242,7 @@ def _moved(model: nn.Module, device: str) -> nn.Module:
     return model if there else model.to(device)
 
 
-def device_name(device: str) -> str:
+def _device_name(device: str) -> str:
     """What a device calls itself, for records."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)

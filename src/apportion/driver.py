@@ -87,10 +87,13 @@ def unfinished(
 
 
 def _is_timed(stage: Stage, have: Iterable[Mapping[str, Any]]) -> bool:
+    device = torch.device(stage.device).type
     timed = {
         (r.get("protocol"), r["budget"])
         for r in have
-        if r.get("kind") == "latency" and r["stage"] == stage.key
+        if r.get("kind") == "latency"
+        and r["stage"] == stage.key
+        and r.get("device", "cpu") == device
     }
     return timed >= set(product(stage.protocols, stage.timed_at))
 

@@ -38,6 +38,7 @@ class Row:
     paper_cost: str = "–"
     paper_accuracy: str = "–"
     paper_speedup: str = "–"
+    paper_ms: str = "–"
     table: str = "core"  # a study may have more than one
 
 

@@ -40,7 +40,7 @@ def run_stage(
     """Trains and measures one stage; the last record says that all of them are there."""
     started = time.monotonic()
     if stage.baseline is not None:
-        return _run_baseline(stage)
+        return _run_baseline(stage, started)
     task = stage.build_task()
     checkpoint = produce(stage, runs, progress, task)
     model = checkpoint.model.to(stage.device)
@@ -63,13 +63,14 @@ def run_stage(
     return [{**stage.names, **record} for record in (*measured, done)]
 
 
-def _run_baseline(stage: Stage) -> list[dict[str, Any]]:
+def _run_baseline(stage: Stage, started: float) -> list[dict[str, Any]]:
     """A method of another kind on the same rows, for the same table."""
     assert stage.baseline is not None
     task = stage.task.build()
     outcome, chosen = BASELINES[stage.baseline](task)
     point = {**_point("baseline", 1.0, outcome), "chosen": chosen}
-    done = {**_end_of(stage, task), "training": None}
+    seconds = round(time.monotonic() - started, 1)
+    done = {**_end_of(stage, task), "training": None, "seconds": seconds}
     return [{**stage.names, **record} for record in (point, done)]
 
 
@@ -132,7 +133,8 @@ def _measure_elastic(stage: Stage, model: Elastic, task: Task) -> list[dict[str,
     records.append({"kind": "monotone", "monotone": is_monotone(points)})
     with torch.no_grad():
         for budget in sorted({*stage.budgets, *_RANKED_AT, 1.0}):
-            z = [round(value, 4) for value in model.gates(budget).tolist()]
+            # Enough digits to rank gates that hardly moved.
+            z = [round(value, 8) for value in model.gates(budget).tolist()]
             kept = model.allocation(budget, stage.floor).to_dict()
             records.append({"kind": "gates", "budget": budget, "z": z, "kept": kept})
     return records
@@ -159,9 +161,11 @@ def time_stage(
     Tasks of texts go by their `Timing`. Others, whose rows are all alike, take one batch many
     times.
     """
+    started = time.monotonic()
     task = stage.build_task()
     arms = _arms(stage, runs, task)
-    how, timed = stage.timing, []
+    how = stage.timing
+    timed: list[dict[str, Any]] = []
     if task.words is None:
         inputs, _ = task.test.batch(torch.arange(min(how.batch, len(task.test))))
         ways: dict[str | None, list[dict[str, Tensor]]] = {None: [inputs]}
@@ -182,6 +186,7 @@ def time_stage(
         of_protocol = time_arms(arms, batches, repeats, 1, warmup, progress, stage.device)
         named = {} if protocol is None else {"protocol": protocol}
         timed += [{**record, **named} for record in of_protocol]
+    timed.append({"kind": "timing", "seconds": round(time.monotonic() - started, 1)})
     return [{**stage.names, **record, **provenance()} for record in timed]
 
 

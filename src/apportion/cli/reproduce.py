@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,25 +18,27 @@ from apportion.report.markdown import fill
 from apportion.report.reproduction import (
     Ran,
     Section,
+    expected_seconds,
     reproduction_tables,
-    seconds_of,
     sections_of,
     stages_of,
     write_report,
 )
-from apportion.report.tables import Table, select
+from apportion.report.tables import Table
 from apportion.report.terminal import show
 from apportion.reproduction import (
     QUICK,
     PaperTable,
     Plan,
     Settings,
+    lacking_extras,
     part_of,
     read_plan,
     study_experiment,
+    timing_of,
 )
-from apportion.stages import is_done
 from apportion.tasks.docstrings import write_docstrings
+from apportion.tasks.sources import read_source
 from apportion.tasks.text import Text
 
 
@@ -59,7 +60,7 @@ def reproduce(
         typer.Option(
             "--out",
             help="Folder for report, figures, records and checkpoints. "
-            "\\[default: runs/reproduce, or runs/reproduce-quick]",
+            "\\[default: runs/reproduce, with -quick, -hub or a device]",
         ),
     ] = None,
     results: Annotated[
@@ -114,30 +115,53 @@ def reproduce(
         raise ValueError(
             f"there is no plan {file}; run this in a clone of the project, or say --plan"
         )
+    if filled and (quick or names):
+        raise ValueError("--fill writes what all tables show in full; not with --quick or names")
     plan = read_plan(file)
     chosen = plan.choose(names or [])
-    place = into or Path("runs/reproduce-quick" if quick else "runs/reproduce")
+    place = into or _default_place(quick, hub, device)
     how = _settings(plan, chosen, quick, hub, device, data or [], model or [], place)
     if listed:
         show([_list(plan, chosen, how)], as_json)
         return
     records_in = results or place / "results"
     ran = _studies(plan, chosen, how, records_in, whole=not names)
+    failed: list[str] = []
     if not report_only:
         if quick:
             err.print(QUICK, style="yellow")
-        _run(plan, chosen, ran, runs or place / "stages", records_in, jobs or _jobs(), quick)
+        for name, folder in how.stand_ins.items():
+            if not (folder / "test.csv").exists():
+                write_docstrings(folder, plan.texts[name].stand_in)
+        failed = _run(
+            plan,
+            chosen,
+            ran,
+            runs or place / "stages",
+            records_in,
+            jobs or min(2, os.cpu_count() or 1),
+        )
         ran = _studies(plan, chosen, how, records_in, whole=not names)
-    sections = sections_of(plan, chosen, ran)
-    tables = reproduction_tables(plan, sections)
+    sections = sections_of(chosen, ran, quick)
+    tables = reproduction_tables(sections)
     texts = {page: fill(page.read_text(encoding="utf-8"), "paper", tables) for page in filled or ()}
     page, text = write_report(plan, sections, place, quick)
     for target, new in texts.items():
         records.write_text(target, new)
     verdicts = tables[0]
-    show([replace(verdicts, title=f"{verdicts.title} (quick)") if quick else verdicts], as_json)
+    if quick:
+        verdicts = replace(verdicts, name="quick verdicts", title=f"{verdicts.title} (quick)")
+    show([verdicts], as_json)
     _say_what_is_missing(sections)
     err.print(f"report: {page}\n        {text}", highlight=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _default_place(quick: bool, hub: bool, device: str) -> Path:
+    """Where a run of this kind goes: what was measured in another way lies elsewhere."""
+    ways = ["quick"] * quick + ["hub"] * hub + [device.replace(":", "-")] * (device != "cpu")
+    return Path("runs") / "-".join(["reproduce", *ways])
 
 
 def _settings(
@@ -153,29 +177,34 @@ def _settings(
     """The options as values, checked against the plan."""
     if quick and hub:
         raise ValueError("--quick runs on what is here, --hub downloads: choose one of them")
+    _check_device(device)
+    texts = _folders("--data", data, set(plan.texts))
+    wanted = {plan.study(table.study).data for table in chosen}
+    return Settings(
+        quick=quick,
+        hub=hub,
+        device=device,
+        data=texts,
+        digests={
+            name: read_source(str(f), ("text",), "label").digest() for name, f in texts.items()
+        },
+        models=_folders("--model", models, {s.model for s in plan.studies if s.model}),
+        stand_ins={
+            name: place / "data" / name
+            for name in plan.texts
+            if quick and name in wanted and name not in texts
+        },
+    )
+
+
+def _check_device(device: str) -> None:
     try:
         kind = torch.device(device).type
     except RuntimeError:
         raise ValueError(f"--device {device!r} is none that torch knows") from None
-    if kind != "cpu" and not (
-        torch.accelerator.is_available() and torch.accelerator.current_accelerator().type == kind  # type: ignore[union-attr]
-    ):
+    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if kind != "cpu" and (here is None or here.type != kind):
         raise ValueError(f"--device {device!r}: there is none here")
-    texts = _folders("--data", data, {s.data for s in plan.studies if s.data})
-    stand_ins = {}
-    for name in {plan.study(table.study).data for table in chosen} if quick else ():
-        if name and name not in texts:
-            stand_ins[name] = place / "data" / name
-            if not (place / "data" / name / "test.csv").exists():
-                write_docstrings(place / "data" / name, plan.stand_ins[name])
-    return Settings(
-        quick,
-        hub,
-        device,
-        texts,
-        _folders("--model", models, {s.model for s in plan.studies if s.model}),
-        stand_ins,
-    )
 
 
 def _folders(option: str, given: Sequence[str], known: set[str]) -> dict[str, Path]:
@@ -190,10 +219,6 @@ def _folders(option: str, given: Sequence[str], known: set[str]) -> dict[str, Pa
             raise ValueError(f"{option} {name}: there is no folder {folder}")
         folders[name] = Path(folder)
     return folders
-
-
-def _jobs() -> int:
-    return min(2, os.cpu_count() or 1)
 
 
 def _studies(
@@ -212,7 +237,9 @@ def _studies(
         methods = {method for table in tables for method in table.methods_in(full)}
         part = full if whole else part_of(full, methods)
         have = experiment.current(part, records.read(results / f"{study.name}.jsonl"))
-        ran[study.name] = Ran(study, part, have, tuple(how.lacks(study)))
+        lacks = (*how.lacks(study), *lacking_extras(part))
+        differs = how.differs(plan, study)
+        ran[study.name] = Ran(study, how.file(study), part, have, differs, lacks)
     return ran
 
 
@@ -223,52 +250,59 @@ def _run(
     runs: Path,
     results: Path,
     jobs: int,
-    quick: bool,
-) -> None:
-    """Runs what has no records yet, study by study."""
-    todo = {}
+) -> list[str]:
+    """Runs what has no records yet, study by study; the names of those that failed."""
+    todo = []
     for name, of in ran.items():
         if any(driver.unfinished(of.experiment, of.records)):
             if of.lacks:
-                err.print(f"{name} is left out; it needs {' '.join(of.lacks)}", highlight=False)
+                err.print(f"{name} is left out; it needs {' and '.join(of.lacks)}", highlight=False)
             else:
-                todo[name] = of
-    for of in todo.values():  # bad data is found before anything is trained
+                todo.append(of)
+    for of in todo:  # bad data is found before anything is trained
         if isinstance(of.experiment.task, Text):
             of.experiment.stages[0].build_task()
-    reference = {} if quick else _reference(plan, ran)
-    runnable = [of for of in ran.values() if not (of.lacks and of.study.name not in todo)]
-    done = {
-        stage.key for of in runnable for stage in of.experiment.stages if is_done(stage, of.records)
-    }
-    tables = {
-        table.title: {stage.key for stage in stages_of(table, ran[table.study].experiment)}
-        for table in chosen
-        if table.study in todo
-    }
-    for name, of in todo.items():
-        others = {stage.key for stage in of.experiment.stages}.difference(*tables.values())
-        if others:
-            tables[f"beyond the paper, {name}"] = others
+    failed = []
+    tables, done = _pieces(chosen, [of for of in ran.values() if of in todo or not of.lacks])
     try:
-        with Overview(err, tables, done, reference, jobs) as overview:
-            for name, of in todo.items():
-                driver.run(of.experiment, runs / name, results / f"{name}.jsonl", overview, jobs)
+        with Overview(err, tables, done, expected_seconds(plan, todo), jobs) as overview:
+            for of in todo:
+                name = of.study.name
+                try:
+                    file = results / f"{name}.jsonl"
+                    driver.run(of.experiment, runs / name, file, overview, jobs)
+                except (OSError, ValueError) as error:  # the other studies can still run
+                    failed.append(name)
+                    err.print(f"{name} failed: {error}", style="red", markup=False)
     except KeyboardInterrupt:
         err.print("stopped; the same command goes on where it was")
         raise typer.Exit(130) from None
+    return failed
 
 
-def _reference(plan: Plan, ran: Mapping[str, Ran]) -> dict[str, float]:
-    """Seconds of each stage where the plan's own records have one of its method."""
-    expected = {}
-    for name, of in ran.items():
-        have = records.read(plan.folder / "results" / f"{name}.jsonl")
+def _pieces(
+    chosen: Sequence[PaperTable], ran: Sequence[Ran]
+) -> tuple[dict[str, set[str]], set[str]]:
+    """The pieces of work of each table, and those that are done."""
+    tables: dict[str, set[str]] = {}
+    done: set[str] = set()
+    for of in ran:
+        todo, to_time = driver.unfinished(of.experiment, of.records)
+        pieces = {stage.key: {stage.key} for stage in of.experiment.stages}
         for stage in of.experiment.stages:
-            alike = select(have, kind="stage", method=stage.method, only=stage.only)
-            if alike:
-                expected[stage.key] = statistics.median(seconds_of(r) for r in alike)
-    return expected
+            if stage.latency:
+                pieces[stage.key].add(timing_of(stage.key))
+        everything = set().union(*pieces.values())
+        done |= everything - {s.key for s in todo} - {timing_of(s.key) for s in to_time}
+        named: set[str] = set()
+        for table in chosen:
+            if table.study == of.study.name:
+                wanted = [pieces[stage.key] for stage in stages_of(table, of.experiment)]
+                tables[table.title] = set().union(*wanted)
+                named |= tables[table.title]
+        if everything - named:
+            tables[f"beyond the paper, {of.study.name}"] = everything - named
+    return tables, done
 
 
 def _list(plan: Plan, chosen: Sequence[PaperTable], how: Settings) -> Table:
@@ -276,33 +310,26 @@ def _list(plan: Plan, chosen: Sequence[PaperTable], how: Settings) -> Table:
     rows: list[tuple[str, ...]] = []
     for table in chosen:
         study = plan.study(table.study)
-        full = study_experiment(plan, study, replace(how, quick=False))
-        reference = _reference(plan, {study.name: Ran(study, full, [])})
-        stages = stages_of(table, full)
-        known = [reference[stage.key] for stage in stages if stage.key in reference]
-        needs = [f"--data {study.data}=FOLDER"] * bool(study.data)
-        needs += [f"--model {study.model}=FOLDER"] * bool(study.model)
-        if full.model.get("pretrained") == "minilm":
-            needs.append("the extra minilm")
-        minutes = f"{sum(known) / 60:.0f}" if len(known) == len(stages) else "–"
+        whole = study_experiment(plan, study, replace(how, quick=False, stand_ins={}))
+        of = Ran(study, how.file(study), part_of(whole, table.methods_in(whole)), [])
+        took = expected_seconds(plan, [of])
+        stages = of.experiment.stages
+        known = all(stage.key in took for stage in stages)
+        needs = [f"--data {study.data}=FOLDER"] * bool(study.data and not how.hub)
+        needs += [f"--model {study.model}=FOLDER"] * bool(study.model and not how.hub)
+        needs += lacking_extras(of.experiment)
+        minutes = f"{sum(took.values()) / 60:.0f}" if known else "–"
         rows.append(
-            (
-                table.name,
-                table.title,
-                study.file,
-                ", ".join(needs) or "–",
-                str(len(stages)),
-                minutes,
-            )
+            (table.name, table.title, of.file, ", ".join(needs) or "–", str(len(stages)), minutes)
         )
     return Table(
         "list",
         "The paper's tables",
         ("name", "table", "experiment", "needs", "stages", "minutes"),
         tuple(rows),
-        "Minutes of one process, warm starts included: tables of one study share them, and two "
-        "processes side by side take half. With --quick nothing is needed, and all of it takes "
-        "minutes.",
+        "Minutes of one process where the records of this repository were made, warm starts "
+        "included: tables of one study share them, and two processes side by side take half. With "
+        "--quick no folder is needed, and all of it takes minutes.",
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from apportion.experiment import Experiment
 from apportion.report.gates import agreement_by_seed, retention_by_seed
-from apportion.report.study import jobs_of
+from apportion.report.study import trainings_of
 from apportion.report.tables import Records, Table, asked, mean_sd, points_at, select, timings
 from apportion.reproduction import Claim, PaperTable
 
@@ -28,28 +28,34 @@ class Verdict:
 
 
 def judge(claim: Claim, experiment: Experiment, records: Records) -> Verdict:
-    """Whether a claim holds in the records of a study."""
+    """Whether a claim holds in the records of a study; part of the runs prove nothing."""
     if claim.untested:
         return Verdict(claim, UNTESTED, claim.untested)
     measure = _MEASURES[claim.measure]
-    own = measure(experiment, records, claim.method, claim.form, claim.budget)
-    if not own:
-        return Verdict(claim, UNTESTED, f"{claim.method} was not measured")
+    own = measure(experiment, records, claim, claim.method, claim.form, claim.budget)
+    missing = _missing(experiment, own, claim.method, claim.budget)
     values, test = list(own.values()), "–"
     here = _shown(claim, values)
-    if claim.against:
-        other = measure(
-            experiment, records, claim.against, claim.against_form, claim.against_budget
-        )
+    p = None
+    if claim.against and not missing:
+        where = (claim.against, claim.against_form, claim.against_budget)
+        other = measure(experiment, records, claim, *where)
+        missing = _missing(experiment, other, claim.against, claim.against_budget)
         pairs = [(own[seed], other[seed]) for seed in own if seed in other]
-        if not pairs:
-            return Verdict(claim, UNTESTED, f"{claim.against} was not measured")
         values = [mine - against for mine, against in pairs]
         theirs = _shown(claim, [against for _, against in pairs])
+        p = paired_test(pairs)
+        test = "–" if p is None else f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
+    if missing or not values:
+        return Verdict(claim, UNTESTED, missing or "no seed has both")
+    if claim.against:
         here += f" against {theirs}: {_signed(claim, values)}"
-        test = paired_test(pairs)
     value = statistics.mean(values) if claim.statistic == "mean" else min(values)
-    if claim.statistic == "lowest" and len(values) > 1 and claim.measure != "monotone":
+    if claim.statistic == "p":
+        if p is None:
+            return Verdict(claim, UNTESTED, f"{here}; too few seeds for a test")
+        value = p
+    elif claim.statistic == "lowest" and len(values) > 1 and claim.measure != "monotone":
         here += f", lowest {value:.{_digits(claim)}f}"
     # Compared as shown, so that nobody sees 0.30 fail against 0.30.
     value = round(value, _digits(claim))
@@ -59,15 +65,24 @@ def judge(claim: Claim, experiment: Experiment, records: Records) -> Verdict:
     return Verdict(claim, HOLDS if holds else FAILS, f"{here} (n = {len(values)})", test)
 
 
-def paired_test(pairs: Sequence[tuple[float, float]]) -> str:
-    """The p-value of a paired t-test, where there are enough seeds for one."""
+def _missing(experiment: Experiment, own: BySeed, method: str, budget: float) -> str:
+    """What is not there of the seeds that a study asks for, in words."""
+    stages = [s for s in experiment.stages_of(method) if s.only in (None, budget)]
+    asked_for = {(s.task.seed, s.seed) for s in stages or experiment.stages_of(method)}
+    found = asked_for & set(own)
+    if found == asked_for and asked_for:
+        return ""
+    return f"{method} was measured in {len(found)} of {len(asked_for)} runs"
+
+
+def paired_test(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """The p-value of a paired t-test over seeds, where there are enough of them for one."""
     from scipy import stats  # slow to import
 
-    differences = [mine - theirs for mine, theirs in pairs]
-    if len(pairs) < 3 or len({round(difference, 6) for difference in differences}) == 1:
-        return "–"
-    p = float(stats.ttest_rel(*zip(*pairs, strict=True)).pvalue)
-    return f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
+    differences = {round(mine - theirs, 6) for mine, theirs in pairs}
+    if len(pairs) < 3 or len(differences) == 1:
+        return None
+    return float(stats.ttest_rel(*zip(*pairs, strict=True)).pvalue)
 
 
 def claim_table(table: PaperTable, experiment: Experiment, records: Records) -> Table:
@@ -85,7 +100,8 @@ def claim_table(table: PaperTable, experiment: Experiment, records: Records) -> 
 
 HOW_JUDGED = (
     "A verdict is on means over seeds. The test is a paired t-test over seeds, two-sided; with "
-    "three seeds only a large and steady difference can reach 0.05."
+    "three seeds only a large and steady difference can reach 0.05. Jobs are counted from the "
+    "stages that ran."
 )
 
 
@@ -98,19 +114,25 @@ def count_verdicts(tables: Sequence[Table]) -> dict[str, int]:
 def _asked(claim: Claim) -> str:
     if claim.untested:
         return "–"
-    what = _WORDS.get(claim.measure, claim.measure)
-    where = f" {claim.form} at {asked(claim.budget)}" if claim.form != "dense" else ""
-    if claim.measure in ("monotone", "spearman", "retention", "jobs"):
-        where = ""
-    text = f"{'lowest ' * (claim.statistic == 'lowest')}{what} of {claim.method}{where}"
+    text = f"{_WORDS.get(claim.measure, claim.measure)} of {_of(claim.method, claim.form, claim)}"
     if claim.against:
-        at = f" {claim.against_form} at {asked(claim.against_budget)}"
-        text += f" minus {claim.against}{at * (claim.against_form != 'dense')}"
+        text += f" minus {_of(claim.against, claim.against_form, claim, claim.against_budget)}"
+    if claim.statistic == "p":
+        text = f"p of {text}"
+    elif claim.statistic == "lowest":
+        text = f"lowest {text}"
     low, high = claim.at_least, claim.at_most
     if low is not None and low == high:
         return f"{text} = {low:g}"
     limits = [f"{sign} {limit:g}" for sign, limit in (("≥", low), ("≤", high)) if limit is not None]
     return f"{text} {' and '.join(limits)}"
+
+
+def _of(method: str, form: str, claim: Claim, budget: float | None = None) -> str:
+    if claim.measure in _OF_THE_WHOLE or form == "dense":
+        return method
+    on = f" on {claim.device}" * (claim.device != "cpu")
+    return f"{method} {form} at {asked(claim.budget if budget is None else budget)}{on}"
 
 
 def _shown(claim: Claim, values: Sequence[float]) -> str:
@@ -124,9 +146,13 @@ def _signed(claim: Claim, values: Sequence[float]) -> str:
 
 
 def _digits(claim: Claim) -> int:
-    return {"cost": 3, "jobs": 0, "monotone": 0}.get(claim.measure, 2)
+    if claim.statistic == "p":
+        return 3
+    digits = {"cost": 3, "jobs": 0, "monotone": 0, "fewest": 0, "size": 1, "minutes": 1}
+    return digits.get(claim.measure, 2)
 
 
+_OF_THE_WHOLE = ("monotone", "spearman", "retention", "jobs", "minutes", "size")
 _WORDS = {
     "speedup": "speed-up",
     "monotone": "monotone cost",
@@ -137,6 +163,9 @@ _WORDS = {
     "attention_macs": "% of attention MACs taken away",
     "layer_macs": "% of layer MACs taken away",
     "jobs": "fine-tune jobs",
+    "minutes": "minutes of training",
+    "fewest": "heads of the emptiest layer",
+    "size": "millions of parameters",
 }
 
 
@@ -144,46 +173,94 @@ def _by_seed(found: Records, value: Callable[[Mapping[str, Any]], float]) -> ByS
     return {(r["data_seed"], r["seed"]): value(r) for r in found}
 
 
-def _accuracy(_: Experiment, records: Records, method: str, form: str, budget: float) -> BySeed:
+def _accuracy(
+    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
+) -> BySeed:
     points = points_at(records, method, form, budget)
     return _by_seed(points, lambda p: 100 * p["accuracy"])
 
 
-def _cost(_: Experiment, records: Records, method: str, form: str, budget: float) -> BySeed:
+def _cost(
+    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
+) -> BySeed:
     return _by_seed(points_at(records, method, form, budget), lambda p: float(p["cost"]))
 
 
-def _speedup(_: Experiment, records: Records, method: str, form: str, budget: float) -> BySeed:
+def _speedup(
+    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
+) -> BySeed:
     found = timings(records, method=method, form=form, budget=budget)
-    return _by_seed(found, lambda r: float(r["speedup"]))
+    there = [record for record in found if record.get("device", "cpu") == claim.device]
+    return _by_seed(there, lambda r: float(r["speedup"]))
 
 
-def _monotone(_: Experiment, records: Records, method: str, form: str, budget: float) -> BySeed:
+def _monotone(
+    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
+) -> BySeed:
     found = select(records, kind="monotone", method=method)
     return _by_seed(found, lambda r: float(r["monotone"]))
 
 
-def _spearman(_: Experiment, records: Records, method: str, form: str, budget: float) -> BySeed:
+def _spearman(
+    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
+) -> BySeed:
     return agreement_by_seed(records, method)
 
 
-def _retention(_: Experiment, records: Records, method: str, form: str, budget: float) -> BySeed:
+def _retention(
+    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
+) -> BySeed:
     return {seed: 100 * share for seed, share in retention_by_seed(records, method).items()}
 
 
-def _removed(name: str) -> Callable[..., BySeed]:
-    def measure(_: Experiment, records: Records, method: str, form: str, budget: float) -> BySeed:
-        found = timings(records, method=method, form="cut", budget=budget)
-        return _by_seed(found, lambda r: 100 * r["removed"][name])
-
-    return measure
+def _removed(
+    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
+) -> BySeed:
+    found = timings(records, method=method, form="cut", budget=budget)
+    return _by_seed(found, lambda r: 100 * r["removed"][claim.measure])
 
 
 def _jobs(
-    experiment: Experiment, records: Records, method: str, form: str, budget: float
+    experiment: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
 ) -> BySeed:
-    jobs = jobs_of(experiment, records, method)
-    return {(0, 0): float(jobs)} if jobs else {}
+    return {seed: float(len(jobs)) for seed, jobs in _trainings(experiment, records, method)}
+
+
+def _minutes(
+    experiment: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
+) -> BySeed:
+    return {
+        seed: sum(job["training"]["seconds"] for job in jobs) / 60
+        for seed, jobs in _trainings(experiment, records, method)
+    }
+
+
+def _trainings(
+    experiment: Experiment, records: Records, method: str
+) -> list[tuple[tuple[int, int], list[Mapping[str, Any]]]]:
+    """The trainings that each seed of a method took, of seeds that have all of their stages."""
+    seeds: dict[tuple[int, int], int] = {}
+    for stage in experiment.stages_of(method):
+        seeds[stage.task.seed, stage.seed] = seeds.get((stage.task.seed, stage.seed), 0) + 1
+    found = []
+    for (data_seed, seed), count in seeds.items():
+        cell = {"method": method, "data_seed": data_seed, "seed": seed}
+        if len(select(records, kind="stage", **cell)) == count:
+            found.append(((data_seed, seed), trainings_of(records, **cell)))
+    return found
+
+
+def _fewest(
+    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
+) -> BySeed:
+    found = select(records, kind="gates", method=method, budget=budget)
+    return _by_seed(found, lambda r: float(min(len(k["heads"]) for k in r["kept"].values())))
+
+
+def _size(
+    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
+) -> BySeed:
+    return _by_seed(select(records, kind="stage", method=method), lambda r: r["parameters"] / 1e6)
 
 
 _MEASURES: dict[str, Callable[..., BySeed]] = {
@@ -193,9 +270,12 @@ _MEASURES: dict[str, Callable[..., BySeed]] = {
     "monotone": _monotone,
     "spearman": _spearman,
     "retention": _retention,
-    **{
-        name: _removed(name)
-        for name in ("parameters", "head_parameters", "attention_macs", "layer_macs")
-    },
+    "parameters": _removed,
+    "head_parameters": _removed,
+    "attention_macs": _removed,
+    "layer_macs": _removed,
     "jobs": _jobs,
+    "minutes": _minutes,
+    "fewest": _fewest,
+    "size": _size,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import matplotlib
@@ -41,6 +41,11 @@ class Picture:
     title: str
     caption: str
     figure: Figure
+
+    def marked(self, words: str) -> Picture:
+        """The same with some words written across its foot."""
+        self.figure.text(0.995, 0.005, words, ha="right", va="bottom", fontsize=7, color="#b44400")
+        return replace(self, caption=f"{self.caption} ({words.capitalize()}.)")
 
     def svg(self) -> str:
         """The figure as a vector drawing to stand in a page."""

@@ -16,7 +16,7 @@ from apportion.report.figures import Picture, study_figures
 from apportion.report.page import render
 from apportion.report.study import study_tables
 from apportion.report.tables import Records, Table, mean_sd, methods_of, select
-from apportion.reproduction import QUICK, PaperTable, Plan, Study, part_of
+from apportion.reproduction import QUICK, PaperTable, Plan, Study, part_of, timing_of
 from apportion.stages import Stage, is_done
 
 
@@ -25,9 +25,11 @@ class Ran:
     """A study as it was run: its experiment and the records that are there."""
 
     study: Study
+    file: str
     experiment: Experiment
     records: Records
-    lacks: tuple[str, ...] = ()  # options without which the rest of it can't be run
+    differs: str = ""  # what ran in place of what the paper has
+    lacks: tuple[str, ...] = ()  # what the rest of it can't be run without
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,18 @@ class Section:
     stages: int
 
     @property
-    def differs(self) -> str:
-        """What ran in place of what the paper has."""
-        if not self.ran.study.stands_for:
-            return ""
-        return f"Stands in here: {self.ran.study.stands_for}"
+    def where(self) -> str:
+        """Where it stands in the paper, what was run for it, and what is missing."""
+        text = f"In the paper: {self.table.place}. Experiment: {self.ran.file}; "
+        text += f"{self.done} of {self.stages} stages have records."
+        if self.done < self.stages and self.ran.lacks:
+            text += f" The rest needs {' and '.join(self.ran.lacks)}."
+        return f"{text} {self.ran.differs}".strip()
 
 
-def sections_of(plan: Plan, chosen: Sequence[PaperTable], ran: Mapping[str, Ran]) -> list[Section]:
+def sections_of(
+    chosen: Sequence[PaperTable], ran: Mapping[str, Ran], quick: bool = False
+) -> list[Section]:
     """What the chosen tables show, from the records that are there."""
     shown: dict[str, tuple[dict[str, Table], dict[str, Picture]]] = {}
     sections = []
@@ -60,6 +66,8 @@ def sections_of(plan: Plan, chosen: Sequence[PaperTable], ran: Mapping[str, Ran]
             has_points = bool(select(of.records, kind="point"))
             tables = study_tables(of.experiment, of.records) if has_points else []
             pictures = study_figures(of.experiment, of.records) if has_points else []
+            if quick:
+                pictures = [picture.marked("quick run, no evidence") for picture in pictures]
             shown[table.study] = ({t.name: t for t in tables}, {p.name: p for p in pictures})
         by_name, pictures_by_name = shown[table.study]
         stages = stages_of(table, of.experiment)
@@ -82,7 +90,7 @@ def stages_of(table: PaperTable, experiment: Experiment) -> tuple[Stage, ...]:
     return part_of(experiment, table.methods_in(experiment)).stages
 
 
-def reproduction_tables(plan: Plan, sections: Sequence[Section]) -> list[Table]:
+def reproduction_tables(sections: Sequence[Section]) -> list[Table]:
     """What is said of all sections together: verdicts, coverage, and how long it took."""
     studies = {section.table.study: section.ran for section in sections}
     return [
@@ -119,28 +127,27 @@ def coverage_table(sections: Sequence[Section]) -> Table:
     """What ran for each table of the paper, and what is missing."""
     rows = []
     for section in sections:
-        study = section.ran.study
+        ran = section.ran
         state = f"{section.done} of {section.stages} stages"
-        if section.done < section.stages and section.ran.lacks:
-            state += f"; needs {' '.join(section.ran.lacks)}"
+        if section.done < section.stages and ran.lacks:
+            state += f"; needs {' and '.join(ran.lacks)}"
         rows.append(
             (
                 section.table.title,
                 section.table.place,
-                f"`{section.table.name}`",
-                f"`{study.file}`",
-                f"`{study.real}`" if study.real else "–",
-                study.stands_for or "–",
+                section.table.name,
+                ran.file,
+                ran.study.real or "–",
+                ran.differs.removeprefix("Here: ") or "–",
                 state,
             )
         )
     return Table(
         "coverage",
         "What ran for each table",
-        ("in the paper", "where", "name", "experiment", "the paper's own", "stands in", "run"),
+        ("in the paper", "where", "name", "experiment", "the paper's own", "here", "run"),
         tuple(rows),
-        "Experiment files are in `experiments`; those with the paper's own models and data run "
-        "with `--hub` and were not run here.",
+        "Files are in `experiments`; those with the paper's own models and data run with `--hub`.",
     )
 
 
@@ -150,28 +157,30 @@ def time_table(studies: Mapping[str, Ran]) -> Table:
     minutes_in_all = 0.0
     for name, ran in studies.items():
         done = select(ran.records, kind="stage")
-        minutes = sum(seconds_of(record) for record in done) / 60
         training = sum((r["training"] or {}).get("seconds", 0.0) for r in done) / 60
-        minutes_in_all += minutes
+        stages = sum(seconds_of(record) for record in done) / 60
+        timing = sum(r["seconds"] for r in select(ran.records, kind="timing")) / 60
+        minutes_in_all += stages + timing
         machine = done[-1]["machine"] if done else None
         rows.append(
             (
                 name,
                 str(len(done)),
                 f"{training:.0f}",
-                f"{minutes:.0f}",
+                f"{stages:.0f}",
+                f"{timing:.0f}" if timing else "–",
                 f"{machine['processor']}, {machine['cores']} cores" if machine else "–",
             )
         )
-    rows.append(("all", "", "", f"{minutes_in_all:.0f}", ""))
+    rows.append(("all", "", "", f"{minutes_in_all:.0f} with timing", "", ""))
     return Table(
         "time",
         "How long it took",
-        ("study", "stages", "minutes of training", "minutes with measuring", "machine"),
+        ("study", "stages", "minutes of training", "with measuring", "of timing", "machine"),
         tuple(rows),
-        "Minutes of the processes that did it, one thread each, mostly two side by side, so that "
-        "about half of it passed on the clock; timing comes on top. Records older than the count "
-        "of measuring have training alone.",
+        "Minutes of the processes that did it, two of them side by side, so that about half of it "
+        "passed on the clock; timing ran alone. Records that are older than the count of measuring "
+        "or of timing have training alone.",
     )
 
 
@@ -193,70 +202,95 @@ def stage_table(studies: Mapping[str, Ran]) -> Table:
     )
 
 
+def expected_seconds(plan: Plan, ran: Sequence[Ran]) -> dict[str, float]:
+    """Seconds of each piece of work, where the plan's own records have the very same."""
+    expected = {}
+    for of in ran:
+        have = record_files.read(plan.folder / "results" / f"{of.study.name}.jsonl")
+        for stage in of.experiment.stages:
+            for record in select(have, kind="stage", stage=stage.key):
+                expected[stage.key] = seconds_of(record)
+            for record in select(have, kind="timing", stage=stage.key):
+                expected[timing_of(stage.key)] = record["seconds"]
+    return expected
+
+
 def seconds_of(record: Mapping[str, Any]) -> float:
     """The wall-clock of a stage, or of its training where its record has no more."""
     return float(record.get("seconds") or (record["training"] or {}).get("seconds", 0.0))
 
 
 def write_report(
-    plan: Plan, sections: Sequence[Section], folder: Path, quick: bool, pictures_in: str = "figures"
+    plan: Plan, sections: Sequence[Section], folder: Path, quick: bool
 ) -> tuple[Path, Path]:
     """Writes page, Markdown, and figures as SVG and PNG; returns the paths of the first two."""
     if not any(section.done for section in sections):
         raise ValueError("none of these tables has records yet; there is nothing to report")
-    drawn = {}
+    drawings = {}
     for section in sections:
         for picture in section.pictures:
-            drawn[figure_file(section, picture)] = picture
-    for name, picture in drawn.items():
-        record_files.write_text(folder / pictures_in / f"{name}.svg", picture.svg())
-        record_files.write_bytes(folder / pictures_in / f"{name}.png", picture.png())
+            name = figure_file(section, picture)
+            if name not in drawings:
+                drawings[name] = picture.svg()
+                record_files.write_text(folder / _FIGURES / f"{name}.svg", drawings[name])
+                record_files.write_bytes(folder / _FIGURES / f"{name}.png", picture.png())
     page, text = folder / "report.html", folder / "report.md"
-    last = [r for s in sections for r in select(s.ran.records, kind="stage")][-1]
     html = render(
         "reproduction.html",
         plan=plan,
         quick=QUICK if quick else "",
-        tables=reproduction_tables(plan, sections),
-        sections=[(s, [(p, Markup(p.svg())) for p in s.pictures]) for s in sections],
-        last=last,
+        tables=reproduction_tables(sections),
+        sections=[
+            (s, [(p, Markup(drawings[figure_file(s, p)])) for p in s.pictures]) for s in sections
+        ],
+        last=_newest(sections),
     )
     record_files.write_text(page, html)
-    record_files.write_text(text, markdown(plan, sections, quick, pictures_in))
+    record_files.write_text(text, markdown(plan, sections, quick))
     return page, text
 
 
-def markdown(
-    plan: Plan, sections: Sequence[Section], quick: bool, pictures_in: str = "figures"
-) -> str:
+def markdown(plan: Plan, sections: Sequence[Section], quick: bool) -> str:
     """The report as Markdown; figures are beside it."""
-    verdicts = verdict_table(sections)
-    parts = [f"# {plan.title}, table by table", f"The paper is {plan.source}. {_INTRODUCTION}"]
-    if quick:
-        parts.append(f"**{QUICK}**")
-    parts += [f"## {verdicts.title}", verdicts.markdown()]
+    first, _, *rest = reproduction_tables(sections)
+    mark = " (quick)" * quick
+    last = _newest(sections)
+    parts = [
+        f"# {plan.title}, table by table",
+        f"The paper is {plan.source}; its numbers come from {plan.machine}. Ours come from records "
+        "that a command produced: mean ± sample standard deviation over n seeds.",
+        *([f"**{QUICK}**"] if quick else []),
+        f"## {first.title}{mark}",
+        first.markdown(),
+    ]
     for section in sections:
-        heading = f"## {section.table.title}{' (quick)' * quick}"
-        where = f"In the paper: {section.table.place}. Experiment: `{section.ran.study.file}`."
-        parts += [heading, f"{where} {section.differs}".strip()]
+        parts += [f"## {section.table.title}{mark}", section.where]
         if section.claims.rows:
             parts.append(section.claims.markdown())
         for table in section.tables:
             parts += [f"### {table.title}", table.markdown()]
         for picture in section.pictures:
-            file = f"{pictures_in}/{figure_file(section, picture)}.svg"
+            file = f"{_FIGURES}/{figure_file(section, picture)}.svg"
             parts.append(f"![{picture.title}]({file})\n\n{picture.caption}")
-        if section.done < section.stages:
-            parts.append(f"{section.done} of {section.stages} stages have records.")
+    for table in rest:
+        parts += [f"## {table.title}{mark}", table.markdown()]
+    parts.append(
+        f"Measured with apportion {last['versions']['apportion']}, torch "
+        f"{last['versions']['torch']}, Python {last['python']} on {last['machine']['processor']} "
+        f"({last['machine']['cores']} cores)."
+    )
     return "\n\n".join(parts) + "\n"
 
 
-_INTRODUCTION = (
-    "Every number comes from records that a command produced: mean ± sample standard deviation "
-    "over n seeds."
-)
+_FIGURES = "figures"
 
 
 def figure_file(section: Section, picture: Picture) -> str:
     """The name of a figure's file, without its ending."""
     return f"{section.ran.experiment.name}-{picture.name}"
+
+
+def _newest(sections: Sequence[Section]) -> Mapping[str, Any]:
+    """The record of the stage that ended last."""
+    done = [r for section in sections for r in select(section.ran.records, kind="stage")]
+    return max(done, key=lambda record: record["time"])

@@ -50,7 +50,7 @@ def latency_table(records: Records) -> Table:
     if found:
         r = found[0]
         note = (
-            f"Batch {r['batch']} x {r['length']}, {r['threads']} thread, {r['runtime']}, "
+            f"Batch {r['batch']} x {r['length']}, {_runtime(r)}, "
             f"{r['repeats']} repeats with arms interleaved; {r['machine']['processor']}. "
             "Speed-up is the median of paired ratios, averaged over seeds; the interval is the "
             "widest of the seeds' 95 % intervals."
@@ -98,7 +98,7 @@ def _protocol_table(
         r = found[0]
         note = (
             f"{r['rows']:,} test rows, encoded before, batch {r['batch']}, "
-            f"{r['threads']} thread, {r['runtime']}, {r['repeats']} repeats with arms taking turns "
+            f"{_runtime(r)}, {r['repeats']} repeats with arms taking turns "
             f"batch by batch; {r['machine']['processor']}. Milliseconds are medians of a seed, "
             "averaged over seeds; a speed-up is the median of paired ratios of a seed, averaged. "
             f"Padded, and one by one: every row has {r['length']} tokens, the paper's protocol. "
@@ -159,6 +159,12 @@ def throughput_table(records: Records) -> Table:
         "CSV, encodes in a thread of its own a chunk ahead, calls the model on the same batches "
         "and writes CSV.",
     )
+
+
+def _runtime(record: Mapping[str, Any]) -> str:
+    """What computed: the threads of a processor, or another device."""
+    where = record.get("device_name", f"{record['threads']} thread")
+    return f"{where}, {record['runtime']}"
 
 
 def _timed(of_arm: Sequence[Mapping[str, Any]]) -> list[str]:

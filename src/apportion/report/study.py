@@ -101,32 +101,43 @@ def method_tables(experiment: Experiment, records: Records) -> list[Table]:
 
 
 def _method_table(experiment: Experiment, records: Records, name: str) -> Table:
-    rows = []
     wanted = [row for row in experiment.rows if row.table == name]
     beside_paper = any(row.paper_accuracy != "–" for row in wanted)
+    soft = beside_paper and any(row.form == "soft" for row in wanted)  # other costs are as asked
     timed = any(row.paper_speedup != "–" for row in wanted)
+    rows = []
     for row in wanted:
         points = points_at(records, row.method, row.form, row.budget)
         if not points:
             continue
         accuracy = [100 * p["accuracy"] for p in points]
-        cells = [row.name, asked(row.budget), row.form, str(len(points))]
-        cells += ["–" if row.form == "baseline" else mean_sd([p["cost"] for p in points], 3)]
-        cells += [row.paper_cost] * beside_paper + [percent(points), f"{min(accuracy):.2f}"]
+        costs = [] if row.form == "baseline" else [p["cost"] for p in points]
+        cells = [row.name, asked(row.budget), row.form, str(len(points)), mean_sd(costs, 3)]
+        if beside_paper:
+            cells += [row.paper_cost] + [beside(costs, row.paper_cost, 3)] * soft
+        cells += [percent(points), f"{min(accuracy):.2f}"]
         if beside_paper:
             cells += [row.paper_accuracy, beside(accuracy, row.paper_accuracy)]
         if timed:
-            speed = timings(records, method=row.method, form=row.form, budget=row.budget)
-            measured = "1.00x" if row.form == "dense" else times(speed)
+            # With all units open there is nothing to be faster than.
+            form = "dense" if row.budget == 1.0 else row.form
+            method = main_method(experiment) if row.form == "dense" else row.method
+            speed = timings(records, method=method, form=form, budget=row.budget)
             ratios = [r["speedup"] for r in speed]
-            cells += [measured, row.paper_speedup, beside(ratios, row.paper_speedup)]
+            cells += [mean_sd([r["median_ms"] for r in speed], 0), row.paper_ms]
+            cells += [times(speed), row.paper_speedup, beside(ratios, row.paper_speedup)]
         rows.append(tuple(cells))
-    columns = ["method", "budget", "evaluated", "n", "cost", *["paper's cost"] * beside_paper]
+    columns = ["method", "budget", "evaluated", "n", "cost"]
+    columns += ["paper's cost"] * beside_paper + ["difference of cost"] * soft
     columns += ["accuracy", "lowest", *["paper's accuracy", "difference"] * beside_paper]
-    columns += ["speed-up", "paper's speed-up", "difference of speed"] * timed
+    columns += ["ms", "paper's ms", "speed-up", "paper's speed-up", "difference of speed"] * timed
     note = "Accuracy in percent on test rows: mean ± sample standard deviation over n runs."
     if timed:
-        note += " Speed-up: one thread, rows padded, ratios of each seed averaged."
+        rows_timed = {r["rows"] for r in timings(records)}
+        note += (
+            f" Speed: one thread, {' or '.join(f'{n:,}' for n in sorted(rows_timed))} rows padded, "
+            "ratios of each seed averaged; the paper's milliseconds are of its rows and machine."
+        )
     if beside_paper:
         note += f" {experiment.beside_paper}"
     title = "Every method" if name == "core" else name.replace("-", " ").capitalize()
@@ -261,7 +272,8 @@ def accounting_table(experiment: Experiment, records: Records) -> Table:
     rows = []
     count = len(experiment.budgets)
     for method in methods_of(experiment):
-        own = _of_one_seed(experiment, records, method)
+        cell = {"data_seed": experiment.data_seeds[0], "seed": experiment.seeds[0]}
+        own = select(records, kind="stage", method=method, **cell)
         if not own or not (own[0]["recipe"] or own[0]["score"]):
             continue  # not run yet, or a baseline of another kind
         ran = {record["stage"]: record for record in select(records, kind="stage")}
@@ -272,7 +284,8 @@ def accounting_table(experiment: Experiment, records: Records) -> Table:
         else:
             control = "one cost" if own[0]["recipe"]["objective"] == "dense" else "continuous"
         artifacts = f"{len(models)} model{'s' * (len(models) > 1)}" + f" + {count} masks" * scored
-        rows.append((method, str(jobs_of(experiment, records, method)), artifacts, control))
+        jobs = trainings_of(records, method=method, **cell)
+        rows.append((method, str(len(jobs)), artifacts, control))
     return Table(
         "accounting",
         f"What it takes to serve {count} budgets",
@@ -282,16 +295,11 @@ def accounting_table(experiment: Experiment, records: Records) -> Table:
     )
 
 
-def jobs_of(experiment: Experiment, records: Records, method: str) -> int:
-    """Trainings that one seed of a method took, for all of its budgets and from the start."""
+def trainings_of(records: Records, **cell: Any) -> list[Mapping[str, Any]]:
+    """The trainings that a method took, each once: its own, and those that it came from."""
     ran = {record["stage"]: record for record in select(records, kind="stage")}
-    own = _of_one_seed(experiment, records, method)
-    return len({key for record in own for key in _trained(record, ran)})
-
-
-def _of_one_seed(experiment: Experiment, records: Records, method: str) -> list[Mapping[str, Any]]:
-    cell = {"data_seed": experiment.data_seeds[0], "seed": experiment.seeds[0]}
-    return select(records, kind="stage", method=method, **cell)
+    own = select(records, kind="stage", **cell)
+    return [ran[key] for key in dict.fromkeys(key for r in own for key in _trained(r, ran))]
 
 
 def time_table(experiment: Experiment, records: Records) -> Table:

@@ -13,7 +13,7 @@ from apportion.experiment import Experiment
 Records = Sequence[Mapping[str, Any]]
 
 # Records that agree in these measured the same thing.
-_SAME = ("kind", "stage", "form", "budget", "batch", "protocol")
+_SAME = ("kind", "stage", "form", "budget", "batch", "protocol", "device")
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ def mean_sd(values: Iterable[float], digits: int) -> str:
     return text
 
 
-def beside(values: Sequence[float], paper: str) -> str:
+def beside(values: Sequence[float], paper: str, digits: int = 2) -> str:
     """How far the mean of some values is from what the paper prints, to the digits shown."""
     printed = re.match(r"-?\d+(\.\d+)?", paper)
     if not values or not printed:
         return "–"
-    return f"{statistics.mean(values) - float(printed[0]):+.2f}"
+    return f"{statistics.mean(values) - float(printed[0]):+.{digits}f}"
 
 
 def percent(points: Iterable[Mapping[str, Any]]) -> str:

@@ -54,7 +54,7 @@ def _different(texts: Iterator[str]) -> Iterator[str]:
 
 
 def _docstrings(package: str, but: Sequence[str]) -> Iterator[str]:
-    """The first paragraphs of a package's docstrings, in the order of its files; none is run."""
+    """The beginnings of a package's docstrings, in the order of its files; none is run."""
     top, *below = package.split(".")
     spec = find_spec(top)
     if spec is None or not spec.submodule_search_locations:
@@ -62,13 +62,14 @@ def _docstrings(package: str, but: Sequence[str]) -> Iterator[str]:
     root = Path(spec.submodule_search_locations[0])
     elsewhere = {root.joinpath(*other.split(".")[1:]) for other in but}
     for path in sorted(root.joinpath(*below).rglob("*.py")):
-        if "tests" in path.parts or elsewhere & set(path.parents):
+        if "tests" in path.relative_to(root).parts or elsewhere & set(path.parents):
             continue
         try:
-            with warnings.catch_warnings(action="ignore"):  # escapes that are none: not our files
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # escapes that are none, in files of others
                 tree = ast.parse(path.read_text(encoding="utf-8"))
-        except (SyntaxError, UnicodeDecodeError):
-            continue  # templates and test files of other versions of Python
+        except (SyntaxError, ValueError):
+            continue  # templates, other encodings, files for other versions of Python
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.Module):
                 text = " ".join((ast.get_docstring(node) or "").split())
