@@ -163,6 +163,7 @@ def equal_pretraining(experiment: Experiment, records: Records) -> Picture | Non
     low, high = axes.dataLim.y0, axes.dataLim.y1
     room = max(high - low, 0.005)
     axes.set_ylim(low - 0.15 * room, high + 0.2 * room)  # for the labels
+    axes.set_yticks([tick for tick in axes.get_yticks() if low - 0.15 * room <= tick <= 1.0])
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=2))
     axes.legend(frameon=False, loc="lower right")
     return Picture(
