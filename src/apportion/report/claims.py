@@ -47,7 +47,8 @@ def judge(claim: Claim, experiment: Experiment, records: Records) -> Verdict:
         p = paired_test(pairs)
         test = "–" if p is None else f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
     if missing or not values:
-        return Verdict(claim, UNTESTED, missing or "no seed has both")
+        on = f" on {claim.device}" * (claim.device != "cpu")
+        return Verdict(claim, UNTESTED, f"{missing or 'no seed has both'}{on}")
     if claim.against:
         here += f" against {theirs}: {_signed(claim, values)}"
     value = statistics.mean(values) if claim.statistic == "mean" else min(values)
@@ -58,7 +59,7 @@ def judge(claim: Claim, experiment: Experiment, records: Records) -> Verdict:
     elif claim.statistic == "lowest" and len(values) > 1 and claim.measure != "monotone":
         here += f", lowest {value:.{_digits(claim)}f}"
     # Compared as shown, so that nobody sees 0.30 fail against 0.30.
-    value = round(value, _digits(claim))
+    value = round(value, 3 if claim.statistic == "p" else _digits(claim))
     holds = (claim.at_least is None or value >= claim.at_least) and (
         claim.at_most is None or value <= claim.at_most
     )
@@ -146,8 +147,6 @@ def _signed(claim: Claim, values: Sequence[float]) -> str:
 
 
 def _digits(claim: Claim) -> int:
-    if claim.statistic == "p":
-        return 3
     digits = {"cost": 3, "jobs": 0, "monotone": 0, "fewest": 0, "size": 1, "minutes": 1}
     return digits.get(claim.measure, 2)
 
