@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from apportion.elastic import Elastic
 from apportion.evaluation import logits_of
-from apportion.sites import find_sites, layers_path
+from apportion.recalling import attention_names, layer_names, recalling, remembering
 from apportion.tasks import Split, Task
 from apportion.units import Units
 
@@ -39,16 +38,18 @@ def loss_increase(model: Elastic, split: Split) -> Scored:
     """
     model = copy.deepcopy(model).eval()
     units = model.units
+    layers, attentions = layer_names(model.model), attention_names(model.model)
     rises = torch.zeros(len(units), dtype=torch.float64)
     whole_seconds, seconds = 0.0, 0.0
     with torch.inference_mode():
         for inputs, labels in split.batches(_BATCH):
             started = time.perf_counter()
-            with _remembering(model.model) as seen:
+            with remembering(model.model, (*layers, *attentions.values())) as seen:
                 whole = _loss(model, inputs, labels, torch.ones(len(units)))
             whole_seconds += time.perf_counter() - started
             for layer in {unit.layer: None for unit in units}:
-                with _from_layer(model.model, layer, seen):
+                below = [*layers[:layer], *([attentions[layer]] if layer in attentions else [])]
+                with recalling(model.model, {name: seen[name] for name in below}):
                     for position, unit in enumerate(units):
                         if unit.layer == layer:
                             z = torch.ones(len(units))
@@ -154,61 +155,3 @@ SOURCES: dict[str, Callable[[Elastic, Task, int, Elastic | None], Scored]] = {
 
 def _loss(model: Elastic, inputs: Mapping[str, Tensor], labels: Tensor, z: Tensor) -> Tensor:
     return F.cross_entropy(logits_of(model(**inputs, z=z)), labels, reduction="sum")
-
-
-class _Recall(nn.Module):
-    """In place of a module: returns what that returned before."""
-
-    def __init__(self, output: Any) -> None:
-        super().__init__()
-        self.output = output
-
-    def forward(self, *_: object, **__: object) -> Any:
-        return self.output
-
-
-@contextmanager
-def _remembering(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """What each layer and each attention returns in a call, by its name."""
-    seen: dict[str, Any] = {}
-    hooks = []
-    for name in (*_layer_names(model), *_attention_names(model).values()):
-        module = model.get_submodule(name)
-        hooks.append(
-            module.register_forward_hook(lambda _m, _i, out, name=name: seen.update({name: out}))
-        )
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def _from_layer(model: nn.Module, layer: int, seen: Mapping[str, Any]) -> Iterator[None]:
-    """Layers below this one, and its own attention before the gates, are recalled meanwhile."""
-    names = _layer_names(model)[:layer]
-    own = _attention_names(model).get(layer)
-    names += [own] if own else []
-    before = {name: model.get_submodule(name) for name in names}
-    for name in names:
-        model.set_submodule(name, _Recall(seen[name]))
-    try:
-        yield
-    finally:
-        for name, module in before.items():
-            model.set_submodule(name, module)
-
-
-def _layer_names(model: nn.Module) -> list[str]:
-    above = layers_path(model)
-    return [f"{above}.{number}" for number, _ in model.get_submodule(above).named_children()]
-
-
-def _attention_names(model: nn.Module) -> dict[int, str]:
-    """Attention modules that end before the gates, which stand at their output projection."""
-    return {
-        site.layer: site.attention
-        for site in find_sites(model, ("heads",))
-        if site.attention and not site.output.startswith(f"{site.attention}.")
-    }
