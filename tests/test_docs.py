@@ -60,10 +60,10 @@ def test_the_reproduction_is_the_one_that_the_records_give():
         assert fill(text, "paper", tables) == text, "run `make docs`"
 
 
-def test_every_study_of_the_plan_has_all_its_records():
+def test_every_study_has_all_its_records():
     plan = read_plan(PLAN)
-    assert {file.name for file in FILES} == {study.file for study in plan.studies}
-    for file in FILES:
+    assert {study.file for study in plan.studies} <= {file.name for file in STUDIES}
+    for file in STUDIES:
         experiment = read_experiment(file)
         assert unfinished(experiment, records.read(results_of(file))) == ([], []), file.name
 

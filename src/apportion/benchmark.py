@@ -228,6 +228,45 @@ def time_arms(
     ]
 
 
+def time_switching(skipping: Skipping, budgets: Sequence[float]) -> dict[str, Any]:
+    """What it takes to change the budget, in time and in memory, as a record.
+
+    `first_ms` is of a budget that was never asked for; `switch_us` of one that was, as a median.
+    `extra_bytes` are those of tensors that the whole model does not hold.
+    """
+    whole = _storages(skipping.whole)
+    started = time.perf_counter()
+    skipping.prepare(*budgets)
+    first = (time.perf_counter() - started) / len(budgets)
+    taken = []
+    for turn in range(_SWITCHES):
+        budget = budgets[turn % len(budgets)]
+        started = time.perf_counter_ns()
+        skipping.at(budget)
+        taken.append((time.perf_counter_ns() - started) / 1000.0)
+    every = {k: v for budget in budgets for k, v in _storages(skipping.at(budget)).items()}
+    extra = sum(size for place, size in every.items() if place not in whole)
+    return {
+        "kind": "switching",
+        "budgets": list(budgets),
+        "switch_us": round(statistics.median(taken), 3),
+        "slowest_us": round(max(taken), 3),
+        "first_ms": round(1000.0 * first, 3),
+        "extra_bytes": extra,
+        "whole_bytes": sum(whole.values()),
+    }
+
+
+_SWITCHES = 1000
+
+
+def _storages(model: nn.Module) -> dict[int, int]:
+    """The memory that a model's tensors lie in: where, and how many bytes; views share it."""
+    tensors = (*model.parameters(), *model.buffers())
+    places = (tensor.untyped_storage() for tensor in tensors)
+    return {place.data_ptr(): place.nbytes() for place in places if place.nbytes()}
+
+
 def _calls_on(
     model: nn.Module, batches: Iterable[Mapping[str, Tensor]], **options: object
 ) -> list[Arm]:

@@ -30,8 +30,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from apportion.backbones import build, config_of
+from apportion.backbones.classes import CLASSIFIES, class_names
 from apportion.backbones.encoder import Encoder, EncoderConfig
-from apportion.backbones.hub import CLASSIFIES, class_names, read_json, words_of_folder
+from apportion.backbones.hub import read_json, words_of_folder
 from apportion.backbones.reloading import RECORD, carry_code, kept_of, load_folder
 from apportion.card import model_card
 from apportion.elastic import Elastic, plain_of

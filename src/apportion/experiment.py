@@ -267,12 +267,14 @@ def _stages_of(
             recipe=how,
             score=entry.get("score"),
             baseline=entry.get("baseline"),
+            given=entry.get("given", False),
             parent=find("from", only),
             teacher=find("teacher", only),
             only=only,
             latency=entry.get("latency", False),
             keep=entry.get("keep", 0),
             nested=entry.get("nested", False),
+            repair=entry.get("repair", False),
             sweep=entry.get("sweep", True),
         )
         check_stage(stage, numbers)
@@ -301,6 +303,7 @@ _STAGE = {
     "recipe": str,
     "score": str,
     "baseline": str,
+    "given": bool,
     "from": str,
     "teacher": str,
     "model": dict,
@@ -309,5 +312,6 @@ _STAGE = {
     "latency": bool,
     "keep": int,
     "nested": bool,
+    "repair": bool,
     "sweep": bool,
 }

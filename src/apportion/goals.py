@@ -26,6 +26,15 @@ class Goal:
     protocol: Literal["padded", "grouped"] | None = None  # of the timing of texts
     throughput: float | None = None  # of predictions, as a share of the bare model's, at least
     monotone: bool = False
+    over: tuple[float, ...] = ()  # budgets, of which the difference to that method is the average
+    speedup: float | None = None  # measured, at least
+    switch_us: float | None = None  # microseconds to another budget, at most
+    training: float | None = None  # seconds of training, in those of that method, at most
+
+    @property
+    def is_of_time(self) -> bool:
+        """Whether it asks for the speed of a model at a budget."""
+        return any(v is not None for v in (self.share_of_bound, self.share_of_cut, self.speedup))
 
     def asks(self) -> str:
         """The goal in words."""
@@ -34,9 +43,18 @@ class Goal:
             parts.append(f"mean ≥ {self.mean_accuracy:g} %")
         if self.every_accuracy is not None:
             parts.append(f"every seed > {self.every_accuracy:g} %")
-        if self.against is not None:
+        if self.training is not None:
+            parts.append(f"trains at most {self.training:g}x as long as {self.against}")
+        elif self.against is not None:
             above = f"≥ {self.against}" + (f" {self.against_form}" * (self.against_form != "dense"))
-            parts.append(above + (f" - {self.within:g}" if self.within else ""))
+            sign = "-" if self.within > 0 else "+"
+            parts.append(above + (f" {sign} {abs(self.within):g}" if self.within else ""))
+        if self.over:
+            parts.append(f"on average over {len(self.over)} budgets")
+        if self.speedup is not None:
+            parts.append(f"≥ {self.speedup:g}x")
+        if self.switch_us is not None:
+            parts.append(f"≤ {self.switch_us:g} µs, no weight copied")
         if self.cost is not None:
             parts.append(f"cost ≤ {self.cost:g}")
         if self.share_of_bound is not None:

@@ -21,14 +21,15 @@ from apportion.benchmark import (
     count_parameters,
     elastic_arms,
     time_arms,
+    time_switching,
 )
 from apportion.checkpoint import Checkpoint, load, save, weights_digest
 from apportion.elastic import Elastic, plain_of
-from apportion.evaluation import SWEEP, Outcome, evaluate, is_monotone, sweep
+from apportion.evaluation import SWEEP, Form, Outcome, evaluate, is_monotone, sweep
 from apportion.prediction import time_predictions
 from apportion.records import provenance
 from apportion.skipping import Skipping
-from apportion.stages import Stage, produce
+from apportion.stages import Stage, Timing, produce
 from apportion.tasks import Split, Task
 from apportion.training import Tick
 from apportion.units import Allocation
@@ -93,9 +94,10 @@ def _measure_scores(stage: Stage, checkpoint: Checkpoint, task: Task) -> list[di
     """What a model keeps when the stage's scores choose its units."""
     model, training = checkpoint.model, checkpoint.notes["training"]
     records = [{"kind": "scores", **{k: v for k, v in training.items() if k in _OF_SCORES}}]
+    # Of a nested model a cut one is the quicker way to the hard mask.
+    form: Form = "cut" if stage.nested else "hard"
     for budget in stage.budgets:
-        outcome = evaluate(model, task.test, budget, "hard", stage.floor)
-        records.append(_point("hard", budget, outcome))
+        records.append(_point(form, budget, evaluate(model, task.test, budget, form, stage.floor)))
     return records
 
 
@@ -104,6 +106,8 @@ _OF_SCORES = (
     "passes",
     "rows",
     "seconds",
+    "repair_rows",
+    "repair_seconds",
     "share_of_passes",
     "share_of_padded_passes",
 )
@@ -172,22 +176,28 @@ def time_stage(
         repeats, warmup = how.repeats or 41, 3
     else:
         rows = Split(*task.test.batch(torch.arange(min(how.rows, len(task.test))), padded=True))
-        ways = {
-            protocol: [
-                inputs
-                for inputs, _ in rows.batches(
-                    1 if protocol == "single" else how.batch, padded=protocol != "grouped"
-                )
-            ]
-            for protocol in stage.protocols
-        }
+        ways = {protocol: _calls(rows, protocol, how) for protocol in stage.protocols}
         repeats, warmup = how.repeats or 5, 1
     for protocol, batches in ways.items():
         of_protocol = time_arms(arms, batches, repeats, 1, warmup, progress, stage.device)
         named = {} if protocol is None else {"protocol": protocol}
         timed += [{**record, **named} for record in of_protocol]
+    model = produce(stage, runs, task=task).model
+    if isinstance(model, Elastic) and model.gates.order is not None:
+        timed.append(time_switching(Skipping(model, stage.floor), stage.timed_at))
     timed.append({"kind": "timing", "seconds": round(time.monotonic() - started, 1)})
     return [{**stage.names, **record, **provenance()} for record in timed]
+
+
+def _calls(rows: Split, protocol: str | None, how: Timing) -> list[dict[str, Tensor]]:
+    """The inputs of each call, some rows together or one by one."""
+    alone = protocol in ("single", "short")
+    calls = rows.batches(1 if alone else how.batch, padded=protocol != "grouped")
+    if protocol != "short":
+        return [inputs for inputs, _ in calls]
+    return [
+        {name: values[:, : how.short] for name, values in inputs.items()} for inputs, _ in calls
+    ]
 
 
 def _arms(stage: Stage, runs: Path, task: Task) -> Arms:

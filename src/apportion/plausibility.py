@@ -52,9 +52,18 @@ def check_model(model: Mapping[str, Any], task: TaskSpec, weights: Path | None) 
 
 def check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
     """Complains of a stage that could not run, before any other has."""
-    if sum(made is not None for made in (stage.recipe, stage.score, stage.baseline)) != 1:
-        raise ValueError(f"stage {stage.method!r} needs one of a recipe, a score or a baseline")
+    ways = (stage.recipe, stage.score, stage.baseline, stage.given or None)
+    if sum(made is not None for made in ways) != 1:
+        raise ValueError(
+            f"stage {stage.method!r} needs one of a recipe, a score, a baseline or given = true"
+        )
     each = stage.only is not None
+    if stage.given:
+        if stage.parent or stage.teacher or each or stage.latency or stage.nested or numbers:
+            raise ValueError(f"stage {stage.method!r} is a model as given: it needs nothing else")
+        if "pretrained" not in stage.model:
+            raise ValueError(f"stage {stage.method!r} is a model as given: [model] pretrained")
+        return
     if stage.baseline is not None:
         if stage.baseline not in BASELINES:
             raise ValueError(f"unknown baseline {stage.baseline!r}; known: {', '.join(BASELINES)}")
@@ -74,6 +83,8 @@ def check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
         has_teacher = stage.teacher is not None and stage.teacher.has_gates
         if has_teacher != (stage.score == "learned"):
             raise ValueError("score 'learned', and no other, needs a teacher with gates")
+        if stage.repair and not stage.nested:
+            raise ValueError(f"stage {stage.method!r} has repair, which needs nested = true")
         startless = stage.parent is None and "architecture" not in stage.model
         if startless or each or numbers:
             raise ValueError(
@@ -81,8 +92,10 @@ def check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
                 "of an architecture with random weights"
             )
         return
-    if stage.nested:
-        raise ValueError(f"stage {stage.method!r} has a recipe; nested is of scores")
+    if stage.nested or stage.repair:
+        raise ValueError(f"stage {stage.method!r} has a recipe; nested and repair are of scores")
+    if stage.recipe.hidden and stage.teacher is None:
+        raise ValueError(f"stage {stage.method!r} has hidden, and no teacher to learn that from")
     if stage.recipe.word_dropout and not isinstance(stage.task, Text):
         raise ValueError(f"stage {stage.method!r} has word_dropout; the task has no words")
     if stage.keep:
@@ -108,8 +121,8 @@ def check_goals(goals: Iterable[Goal], stages: Iterable[Stage]) -> None:
         for method in filter(None, (goal.method, goal.against)):
             if method not in of_method:
                 raise ValueError(f"[[goal]] {goal.name!r} is of {method!r}, which is no stage")
-        timed = goal.share_of_bound is not None or goal.share_of_cut is not None
-        if timed and not of_method[goal.method].latency:
+        timed = goal.is_of_time
+        if (timed or goal.switch_us is not None) and not of_method[goal.method].latency:
             raise ValueError(f"[[goal]] {goal.name!r} is of time, and its stage is not timed")
         if timed and (goal.protocol is None) == isinstance(of_method[goal.method].task, Text):
             raise ValueError(

@@ -26,6 +26,7 @@ from apportion.evaluation import SWEEP
 from apportion.gates import check_budget
 from apportion.recipes import Recipe
 from apportion.records import provenance
+from apportion.repairing import repair
 from apportion.scoring import SOURCES, nest
 from apportion.surgery import cut
 from apportion.tasks import Task, TaskSpec
@@ -39,7 +40,7 @@ class Timing:
     """How a model is timed; the defaults are the paper's for its own encoder.
 
     Texts are padded to the whole length as the paper has it, grouped by length as people would
-    run it and, if asked for, taken one at a time.
+    run it and, if asked for, taken one at a time, whole or their first tokens.
     """
 
     budgets: tuple[float, ...] | None = None  # those of the tables, if not all of them
@@ -47,13 +48,14 @@ class Timing:
     rows: int = 2000  # of texts; where rows are all alike, one batch will do
     repeats: int | None = None  # 5 over all rows of texts, or 41 of the one batch
     single: bool = False
+    short: int | None = None  # also single rows of so many tokens
     forms: tuple[str, ...] | None = None  # of those that are timed; all, of texts but the mask
     predictions: bool = True  # also how much of the bare model's throughput `predict` keeps
 
     def __post_init__(self) -> None:
         for budget in self.budgets or ():
             check_budget(budget)
-        for name, least in (("batch", 1), ("rows", 1), ("repeats", 5)):
+        for name, least in (("batch", 1), ("rows", 1), ("repeats", 5), ("short", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"[timing] {name} must be at least {least}, not {value}")
@@ -66,7 +68,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class Stage:
-    """One model of one method and one seed: trained by a recipe, or the parent's with scores."""
+    """One model of one method and one seed.
+
+    Trained by a recipe; or the parent's, with scores; or a pretrained one as it was given.
+    """
 
     method: str
     task: TaskSpec
@@ -76,6 +81,7 @@ class Stage:
     recipe: Recipe | None = None
     score: str | None = None
     baseline: str | None = None
+    given: bool = False
     parent: Stage | None = None
     teacher: Stage | None = None
     only: float | None = None  # the one budget of a specialist
@@ -83,6 +89,7 @@ class Stage:
     keep: int = 0  # units of each layer that scores leave, whatever they say
     kinds: tuple[str, ...] = ("heads",)  # of units that can be switched off
     nested: bool = False  # scores give one order for all budgets, and units stand in it
+    repair: bool = False  # what stays makes up for what a budget switches off, in closed form
     sweep: bool = True  # measured at the sweep's budgets, and not only at those of the tables
     timing: Timing = Timing()
     weights: Path | None = None  # folder of the pretrained model, if not where its name says
@@ -101,11 +108,18 @@ class Stage:
                 "parent": self.parent and self.parent.key,
                 "teacher": self.teacher and self.teacher.key,
                 **({"baseline": self.baseline} if self.baseline else {}),
+                **({"given": True} if self.given else {}),
                 **({"keep": self.keep} if self.keep else {}),
-                **({"kinds": list(self.kinds)} if self.kinds != ("heads",) else {}),
+                **({"kinds": list(self.kinds)} if self._has_other_units else {}),
                 **({"nested": True} if self.nested else {}),
+                **({"repair": True} if self.repair else {}),
             }
         )
+
+    @property
+    def _has_other_units(self) -> bool:
+        """Whether its gates are of more than heads; a model without gates does not know."""
+        return self.has_gates and self.kinds != ("heads",)
 
     @property
     def measures(self) -> str:
@@ -142,7 +156,8 @@ class Stage:
         """How its rows are put together when it is timed; where all are alike, there is one way."""
         if not isinstance(self.task, Text):
             return (None,)
-        return ("padded", "grouped", *(["single"] if self.timing.single else []))
+        asked = (("single", self.timing.single), ("short", self.timing.short))
+        return ("padded", "grouped", *(name for name, wanted in asked if wanted))
 
     @property
     def names(self) -> dict[str, Any]:
@@ -207,7 +222,10 @@ def produce(
     teacher = produce(stage.teacher, runs, progress, task).model if stage.teacher else None
     kept: Allocation | None = None
     model: nn.Module
-    if stage.recipe is None:
+    facts: dict[str, Any]
+    if stage.given:
+        model, facts = start, {}
+    elif stage.recipe is None:
         model, facts = _score(stage, start, task, teacher)
     else:
         if stage.recipe.objective != "dense" and not isinstance(start, Elastic):
@@ -258,7 +276,11 @@ def _score(
         scored = source(elastic, task, stage.seed, with_gates)
         elastic.gates.order_by(scored.scores)
     scores = [float(f"{score:.6g}") for score in scored.scores.tolist()]
-    return elastic, {"scores": scores, **scored.facts}
+    facts = {"scores": scores, **scored.facts}
+    if stage.repair:
+        elastic, repaired = repair(elastic, task.train, floor=stage.floor)
+        facts |= repaired
+    return elastic, facts
 
 
 def new_model(stage: Stage, task: Task) -> nn.Module:
@@ -266,7 +288,8 @@ def new_model(stage: Stage, task: Task) -> nn.Module:
     if "digest" in stage.model:
         check_digest(stage.model["pretrained"], stage.model["digest"], stage.weights)
     if "pretrained" in stage.model:
-        return load_model(stage.model["pretrained"], task.classes, stage.seed, stage.weights)
+        name = stage.model["pretrained"]
+        return load_model(name, task.classes, stage.seed, stage.weights, trained=stage.given)
     if "architecture" in stage.model:
         facts = {
             "vocabulary": task.vocabulary,

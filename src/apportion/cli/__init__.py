@@ -1,6 +1,23 @@
 """The command line: parse, call, print. Data goes to stdout, progress and messages to stderr."""
 
-from apportion.cli import checkpoints, experiments, prediction, reproduce
+# In the order in which `--help` names them.
+from apportion.cli import (  # isort: skip
+    training,
+    conversion,
+    checkpoints,
+    prediction,
+    experiments,
+    reproduce,
+)
 from apportion.cli.app import app, main
 
-__all__ = ["app", "checkpoints", "experiments", "main", "prediction", "reproduce"]
+__all__ = [
+    "app",
+    "checkpoints",
+    "conversion",
+    "experiments",
+    "main",
+    "prediction",
+    "reproduce",
+    "training",
+]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import matplotlib
@@ -14,63 +12,25 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from apportion.experiment import Experiment
+from apportion.report.drawing import COLOURS, PAGE, STYLE, Picture, curve
+from apportion.report.nested import is_nested
+from apportion.report.nested_figures import nested_allocation, nested_pareto
 from apportion.report.tables import Records, asked, main_method, methods_of, select, timings
-
-# Okabe and Ito's colours; a marker of its own tells each method apart without them.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-_PAGE = 11.0  # inches of panels side by side
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "svg.hashsalt": "apportion",  # the same records give the same file
-}
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure with the sentence under it."""
-
-    name: str
-    title: str
-    caption: str
-    figure: Figure
-
-    def marked(self, words: str) -> Picture:
-        """The same with some words written across its foot."""
-        self.figure.text(0.995, 0.005, words, ha="right", va="bottom", fontsize=7, color="#b44400")
-        return replace(self, caption=f"{self.caption} ({words.capitalize()}.)")
-
-    def svg(self) -> str:
-        """The figure as a vector drawing to stand in a page."""
-        with matplotlib.rc_context(_STYLE), io.StringIO() as text:
-            self.figure.savefig(text, format="svg", metadata={"Date": None})
-            drawing = text.getvalue()
-        return drawing[drawing.index("<svg") :]
-
-    def png(self) -> bytes:
-        """The figure as dots, fine enough to print."""
-        with matplotlib.rc_context(_STYLE), io.BytesIO() as data:
-            self.figure.savefig(data, format="png", dpi=200, metadata={"Software": None})
-            return data.getvalue()
 
 
 def study_figures(experiment: Experiment, records: Records) -> list[Picture]:
     """Every figure that the records of an experiment can fill."""
-    with matplotlib.rc_context(_STYLE):
-        drawn = [
-            pareto(experiment, records),
-            equal_pretraining(experiment, records),
-            gate_map(experiment, records),
-            allocation_map(experiment, records),
-            speed(experiment, records),
-        ]
+    with matplotlib.rc_context(STYLE):
+        if is_nested(experiment):
+            drawn = [nested_pareto(experiment, records), nested_allocation(experiment, records)]
+        else:
+            drawn = [
+                pareto(experiment, records),
+                equal_pretraining(experiment, records),
+                gate_map(experiment, records),
+                allocation_map(experiment, records),
+            ]
+        drawn.append(speed(experiment, records))
     return [picture for picture in drawn if picture is not None]
 
 
@@ -96,7 +56,7 @@ def pareto(experiment: Experiment, records: Records) -> Picture | None:
                 points = select(records, kind="point", method=method, form="cut")
             if points:
                 knob = bool(select(records, kind="monotone", method=method))
-                _curve(axes, points, method, number, line=knob)
+                curve(axes, points, method, number, line=knob)
             elif baseline := select(records, kind="point", method=method, form="baseline"):
                 level = statistics.mean(p["accuracy"] for p in baseline)
                 axes.axhline(level, color="#555555", linestyle="--", linewidth=1, label=method)
@@ -157,7 +117,7 @@ def equal_pretraining(experiment: Experiment, records: Records) -> Picture | Non
         ]
         models = len({p["stage"] for p in points if p["seed"] == experiment.seeds[0]})
         label = f"{method}: {models} model{'s' * (models > 1)}"
-        _curve(axes, points, label, number, line=method == "budgeted", annotate=True)
+        curve(axes, points, label, number, line=method == "budgeted", annotate=True)
     axes.set(xlabel="cost paid (mean gate mass)", ylabel="test accuracy")
     axes.set_xlim(0, None)
     low, high = axes.dataLim.y0, axes.dataLim.y1
@@ -228,10 +188,10 @@ def speed(experiment: Experiment, records: Records) -> Picture | None:
         bound = statistics.mean(r["bound"] for r in of_budget)
         low = measured - min(r["low"] for r in of_budget)
         high = max(r["high"] for r in of_budget) - measured
-        axes.bar(place, measured, width=0.55, color=_COLOURS[0], yerr=[[low], [high]], capsize=4)
-        axes.hlines(bound, place - 0.36, place + 0.36, color=_COLOURS[1], linewidth=2)
+        axes.bar(place, measured, width=0.55, color=COLOURS[0], yerr=[[low], [high]], capsize=4)
+        axes.hlines(bound, place - 0.36, place + 0.36, color=COLOURS[1], linewidth=2)
         axes.text(place, 0.06, f"{measured:.2f}x", ha="center", color="white", fontsize=9)
-    axes.hlines([], 0, 0, color=_COLOURS[1], linewidth=2, label="bound by MACs")
+    axes.hlines([], 0, 0, color=COLOURS[1], linewidth=2, label="bound by MACs")
     axes.set_xticks(range(len(budgets)), [asked(b) for b in budgets])
     axes.axhline(1.0, color="#666666", linewidth=0.8, linestyle=":")
     axes.set(xlabel="budget", ylabel="speed-up over the uncut model")
@@ -243,51 +203,6 @@ def speed(experiment: Experiment, records: Records) -> Picture | None:
         "Measured speed of the cut models; bars show the widest interval of the seeds.",
         figure,
     )
-
-
-def _curve(
-    axes: Axes,
-    points: Sequence[Mapping[str, Any]],
-    label: str,
-    number: int,
-    line: bool,
-    annotate: bool = False,
-) -> None:
-    # Past the eighth method colours come again, and markers by another step: no pair does.
-    colour, marker = _COLOURS[number % 8], _MARKERS[(number + 3 * (number // 8)) % 8]
-    budgets = sorted({p["budget"] for p in points})
-    groups = [[p for p in points if p["budget"] == b] for b in budgets]
-    cost = [statistics.mean(p["cost"] for p in group) for group in groups]
-    accuracy = [statistics.mean(p["accuracy"] for p in group) for group in groups]
-    spread = [
-        statistics.stdev(p["accuracy"] for p in group) if len(group) > 1 else 0.0
-        for group in groups
-    ]
-    axes.errorbar(
-        cost,
-        accuracy,
-        yerr=spread if any(spread) else None,
-        label=label,
-        color=colour,
-        marker=marker,
-        markersize=4.5,
-        linewidth=1.3 if line else 0,
-        elinewidth=0.7,
-        capsize=2,
-        alpha=0.9,
-    )
-    if annotate:
-        for x, y, budget in zip(cost, accuracy, budgets, strict=True):
-            above = 7 if number == 0 else -14
-            axes.annotate(
-                asked(budget),
-                (x, y),
-                textcoords="offset points",
-                xytext=(0, above),
-                ha="center",
-                fontsize=8,
-                color=colour,
-            )
 
 
 def _gates_of_one_seed(experiment: Experiment, records: Records) -> list[Mapping[str, Any]]:
@@ -309,7 +224,7 @@ def _panels(found: Sequence[Mapping[str, Any]]) -> tuple[Figure, list[Axes]]:
     """A figure with a panel for each record, as many in a row as a page is wide."""
     rows = _by_layer(found[0])
     width = max(1.3, 0.29 * len(rows[0]))
-    across = min(len(found), max(1, int(_PAGE / width)))
+    across = min(len(found), max(1, int(PAGE / width)))
     down = -(-len(found) // across)
     size = (1.0 + across * width, down * (0.9 + 0.3 * len(rows)))
     figure = Figure(figsize=size, layout="constrained")

@@ -20,6 +20,11 @@ _LOW, _HIGH = 0.25, 0.75  # where the paper compares rankings
 _MIDDLE = 0.5
 
 
+def gate_tables(experiment: Experiment, records: Records) -> list[Table]:
+    """What can be said of gates that learned; those of one fixed order say nothing new."""
+    return [ranking_table(experiment, records), movement_table(experiment, records)]
+
+
 def ranking_table(experiment: Experiment, records: Records) -> Table:
     """Whether the gates rank the units alike at low and high budgets, and as they did at first."""
     rows = []

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from apportion.experiment import Experiment
 from apportion.goals import Goal
@@ -13,7 +16,7 @@ def goal_table(experiment: Experiment, records: Records) -> Table:
     """Each goal of the experiment with what was reached."""
     rows = []
     for goal in experiment.goals:
-        found = select(records, kind=_kind(goal), method=goal.method, **_where(goal))
+        found = _found(goal, records)
         asked = sum(s.only in (None, goal.budget) for s in experiment.stages_of(goal.method))
         if not found:
             reached, met = "not measured", "–"
@@ -26,16 +29,29 @@ def goal_table(experiment: Experiment, records: Records) -> Table:
     return Table("goals", "Goals", ("goal", "asked", "reached", "met"), tuple(rows))
 
 
+def _found(goal: Goal, records: Records) -> list[Mapping[str, Any]]:
+    """The records that it is judged by, one a run."""
+    of_method = {"kind": _kind(goal), "method": goal.method}
+    if goal.over:
+        of_method = {**of_method, "form": goal.form}
+        return [r for r in select(records, **of_method) if r["budget"] == goal.over[0]]
+    return select(records, **of_method, **_where(goal))
+
+
 def _kind(goal: Goal) -> str:
-    if goal.share_of_bound is not None or goal.share_of_cut is not None:
+    if goal.is_of_time:
         return "latency"
+    if goal.switch_us is not None:
+        return "switching"
+    if goal.training is not None:
+        return "stage"
     if goal.throughput is not None:
         return "throughput"
     return "monotone" if goal.monotone else "point"
 
 
 def _where(goal: Goal) -> dict[str, object]:
-    if goal.monotone:
+    if goal.monotone or goal.switch_us is not None or goal.training is not None:
         return {}
     where: dict[str, object] = {"budget": goal.budget}
     if goal.throughput is None:
@@ -45,6 +61,19 @@ def _where(goal: Goal) -> dict[str, object]:
 
 def _judge(goal: Goal, found: Records, records: Records) -> tuple[str, bool | None]:
     """What was reached, in words, and whether that is what the goal asks for, if it is known."""
+    if goal.speedup is not None:
+        mean = statistics.mean(r["speedup"] for r in found)
+        lowest = min(r["speedup"] for r in found)
+        return f"mean {mean:.2f}x, lowest {lowest:.2f}x", round(mean, 2) >= goal.speedup
+    if goal.switch_us is not None:
+        slowest = max(r["switch_us"] for r in found)
+        extra = max(r["extra_bytes"] for r in found)
+        reached = f"at most {slowest:.2f} µs, {extra:,} bytes of weights more"
+        return reached, slowest <= goal.switch_us and extra == 0
+    if goal.training is not None:
+        return _judge_training(goal, found, records)
+    if goal.over:
+        return _judge_average(goal, records)
     if goal.share_of_bound is not None:
         share = statistics.mean(r["speedup"] / r["bound"] for r in found)
         return f"{100 * share:.1f} % of the bound", share >= goal.share_of_bound
@@ -89,3 +118,35 @@ def _difference(goal: Goal, found: Records, records: Records) -> float | None:
     pairs = [(p, theirs.get((p["data_seed"], p["seed"]))) for p in found]
     differences = [100 * (p["accuracy"] - q["accuracy"]) for p, q in pairs if q is not None]
     return statistics.mean(differences) if len(differences) == len(pairs) else None
+
+
+def _judge_average(goal: Goal, records: Records) -> tuple[str, bool | None]:
+    """The difference to another method, averaged over budgets and seeds."""
+    differences = []
+    for budget in goal.over:
+        at = replace(goal, budget=budget, against_budget=budget, over=())
+        found = select(records, kind="point", method=goal.method, **_where(at))
+        differences.append(_difference(at, found, records) if found else None)
+    if None in differences:
+        return f"{goal.against} not measured at all of them", None
+    values = [d for d in differences if d is not None]
+    mean = statistics.mean(values)
+    return f"{mean:+.2f}, lowest {min(values):+.2f}", round(mean, 2) >= -goal.within
+
+
+def _judge_training(goal: Goal, found: Records, records: Records) -> tuple[str, bool | None]:
+    """Seconds of training as a share of another method's, seed by seed."""
+    assert goal.training is not None
+    theirs = {
+        (r["data_seed"], r["seed"]): r["training"]["seconds"]
+        for r in select(records, kind="stage", method=goal.against)
+    }
+    ratios = [
+        r["training"]["seconds"] / theirs[r["data_seed"], r["seed"]]
+        for r in found
+        if (r["data_seed"], r["seed"]) in theirs
+    ]
+    if len(ratios) < len(found):
+        return f"{goal.against} not measured", None
+    mean = statistics.mean(ratios)
+    return f"mean {mean:.2f}x, longest {max(ratios):.2f}x", round(mean, 2) <= goal.training

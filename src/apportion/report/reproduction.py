@@ -12,7 +12,8 @@ from markupsafe import Markup
 from apportion import records as record_files
 from apportion.experiment import Experiment
 from apportion.report.claims import FAILS, HOLDS, HOW_JUDGED, UNTESTED, claim_table, count_verdicts
-from apportion.report.figures import Picture, study_figures
+from apportion.report.drawing import Picture
+from apportion.report.figures import study_figures
 from apportion.report.page import render
 from apportion.report.study import study_tables
 from apportion.report.tables import Records, Table, mean_sd, methods_of, select

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from apportion.experiment import Experiment
-from apportion.report.gates import movement_table, ranking_table
+from apportion.report.gates import gate_tables
 from apportion.report.goals import goal_table
+from apportion.report.nested import is_nested, nested_budget_table, nested_tables
 from apportion.report.speed import compute_table, latency_table, protocol_tables, throughput_table
 from apportion.report.tables import (
     Records,
@@ -32,6 +33,7 @@ def study_tables(experiment: Experiment, records: Records) -> list[Table]:
     tables = [
         goal_table(experiment, records),
         budget_table(experiment, records),
+        *nested_tables(experiment, records),
         *method_tables(experiment, records),
         data_table(experiment, records),
         grid_table(experiment, records),
@@ -40,8 +42,7 @@ def study_tables(experiment: Experiment, records: Records) -> list[Table]:
         *protocol_tables(experiment, records),
         throughput_table(records),
         compute_table(records),
-        ranking_table(experiment, records),
-        movement_table(experiment, records),
+        *(() if is_nested(experiment) else gate_tables(experiment, records)),
         scoring_table(records),
         accounting_table(experiment, records),
         time_table(experiment, records),
@@ -51,6 +52,8 @@ def study_tables(experiment: Experiment, records: Records) -> list[Table]:
 
 def budget_table(experiment: Experiment, records: Records) -> Table:
     """What each budget costs and keeps, for the one checkpoint with the knob."""
+    if is_nested(experiment):
+        return nested_budget_table(experiment, records)
     method = main_method(experiment)
     rows = []
     for budget in (*experiment.budgets, 1.0):
@@ -212,6 +215,7 @@ def sweep_table(experiment: Experiment, records: Records) -> Table:
     rows = []
     shown = experiment.figure or methods_of(experiment)
     methods = [m for m in shown if select(records, kind="monotone", method=m)]
+    methods = [] if is_nested(experiment) else methods  # the table of budgets has all of them
     budgets = sorted(
         {p["budget"] for m in methods for p in select(records, kind="point", method=m)}
     )

@@ -70,6 +70,7 @@ def points_at(
 def main_method(experiment: Experiment) -> str | None:
     """The method whose checkpoint people would use: the first timed, or the last elastic."""
     elastic = [s for s in experiment.stages if s.recipe and s.recipe.objective != "dense"]
+    elastic = elastic or [s for s in experiment.stages if s.nested]  # converted, not trained
     general = [s for s in elastic if s.only is None]
     timed = [s for s in general if s.latency]
     chosen = timed[:1] or general[-1:]

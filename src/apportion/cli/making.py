@@ -1,0 +1,105 @@
+"""What the commands that run experiments share: running one, and making one of a template."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from apportion import driver, experiment, records
+from apportion.backbones.hub import load_model, load_words, weights_files_digest
+from apportion.checkpoint import save
+from apportion.cli.app import err
+from apportion.progress import Bars
+from apportion.report.page import write_page
+from apportion.report.study import budget_table
+from apportion.report.terminal import show
+from apportion.stages import produce
+from apportion.tasks import SPLITS, Task
+from apportion.tasks.text import Text
+
+
+def make(toml: str, into: Path, as_json: bool) -> None:
+    """Runs an experiment into a folder: its file, records, last checkpoint and report."""
+    plan = experiment.parse_experiment(toml)
+    file = into / "experiment.toml"
+    records.write_text(file, toml)
+    have = run_plan(plan, into / "stages", results_of(file), jobs=1)
+    last = plan.stages[-1]
+    checkpoint = produce(last, into / "stages")
+    measured = [r for r in have if r["kind"] == "point" and r["stage"] == last.key]
+    save(replace(checkpoint, notes={**checkpoint.notes, "measured": measured}), into / "checkpoint")
+    page = into / "report.html"
+    write_page(plan, have, page)
+    show([budget_table(plan, have)], as_json)
+    err.print(f"checkpoint: {into / 'checkpoint'}\nreport:     {page}", highlight=False)
+
+
+def check_units(units: str) -> str:
+    """What a budget switches off, as people ask for it."""
+    if units not in experiment.UNITS:
+        raise ValueError(f"--units is one of {', '.join(experiment.UNITS)}, not {units!r}")
+    return units
+
+
+def read_template(name: str) -> str:
+    """The experiment that a command writes, with places for numbers."""
+    return (resources.files("apportion") / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def facts_of_texts(spec: Text) -> dict[str, Any]:
+    """What the experiment file says of some texts; reads them, so bad ones are found now."""
+    task = spec.build()
+    return {
+        "title": json.dumps(Path(spec.data).name or spec.data, ensure_ascii=False),
+        "data": json.dumps(spec.data, ensure_ascii=False),
+        "digest": json.dumps(task.spec["digest"]),
+        "text": json.dumps(list(spec.text), ensure_ascii=False),
+        "label": json.dumps(spec.label, ensure_ascii=False),
+        "train": len(task.train),
+        "validation": len(task.validation),
+        "test": len(task.test),
+    }
+
+
+def facts_of_model(name: str, length: int) -> str:
+    """What the experiment file says of a pretrained model; reads it, so a bad one is found now."""
+    load_words(name, length)
+    load_model(name, ("a", "b"), seed=0)
+    digest = weights_files_digest(name)
+    return json.dumps(name) + (f"\ndigest = {json.dumps(digest)}" if digest else "")
+
+
+def results_of(file: Path) -> Path:
+    """Where the records of an experiment file are."""
+    return file.parent / "results" / f"{file.stem}.jsonl"
+
+
+def run_plan(
+    plan: experiment.Experiment, runs: Path, results: Path, jobs: int
+) -> list[dict[str, Any]]:
+    """Runs what has no records yet, with bars; all records."""
+    if isinstance(plan.task, Text) and any(driver.unfinished(plan, records.read(results))):
+        # Bad rows are found before any training, and people see what they train on.
+        _show_data(plan.stages[0].build_task())
+    try:
+        with Bars(err) as bars:
+            return driver.run(plan, runs, results, bars, jobs)
+    except KeyboardInterrupt:
+        err.print("stopped; the same command goes on where it was")
+        raise typer.Exit(130) from None
+
+
+def _show_data(task: Task) -> None:
+    sizes = ", ".join(f"{len(task.split(name)):,} {name}" for name in SPLITS)
+    splits = task.facts["splits"]
+    shared = ", ".join(f"{splits[name]['duplicates']:,} of {name}" for name in SPLITS[1:])
+    err.print(
+        f"data: {sizes} rows of {len(task.classes)} classes, {task.facts['vocabulary']:,} words; "
+        f"also in training: {shared}; twice in training: {splits['train']['duplicates']:,}",
+        highlight=False,
+    )

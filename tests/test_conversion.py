@@ -1,0 +1,160 @@
+"""A compute knob without training: `apportion convert`, and what `--units all` trains."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from pretrained import tokenizer
+from test_cli import run
+from test_nested_experiment import STUDY
+from texts import CLUES, folder
+from transformers import BertConfig, BertForSequenceClassification
+
+from apportion.backbones.hub import load_model
+from apportion.checkpoint import load
+from apportion.elastic import Elastic
+from apportion.experiment import parse_experiment, read_experiment
+from apportion.records import read
+
+
+def write_classifier(home, classes):
+    """A classifier of texts as Transformers saves one, with its tokenizer."""
+    words = tokenizer()
+    config = BertConfig(
+        vocab_size=len(words),
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        hidden_size=32,
+        intermediate_size=128,
+        max_position_embeddings=32,
+        id2label=dict(enumerate(classes)),
+        label2id={name: number for number, name in enumerate(classes)},
+    )
+    torch.manual_seed(5)
+    BertForSequenceClassification(config).save_pretrained(home)
+    words.save_pretrained(home)
+    return home
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    home = tmp_path_factory.mktemp("converted")
+    model = write_classifier(home / "model", list(CLUES))
+    data = folder(home / "texts")
+    return home, ["convert", str(model), "--data", str(data), "--length", "20"]
+
+
+def test_convert_leaves_a_table_a_checkpoint_and_a_report(converted, capsys):
+    home, words = converted
+    code, out, _ = run(capsys, *words, "--out", str(home / "made"), "--json")
+    assert code == 0
+    table = json.loads(out)["budgets"]
+    assert [row["budget asked"] for row in table] == [
+        "0.125",
+        "0.25",
+        "0.375",
+        "0.50",
+        "0.625",
+        "0.75",
+        "0.875",
+    ]
+    loaded = load(home / "made" / "checkpoint")
+    assert isinstance(loaded.model, Elastic) and loaded.model.gates.order is not None
+    assert loaded.model.kinds == ("heads", "feedforward")
+    assert (home / "made" / "report.html").stat().st_size > 10_000
+    have = read(home / "made" / "results" / "experiment.jsonl")
+    (dense,) = [r for r in have if r["kind"] == "point" and r["form"] == "dense"]
+    assert dense["rows"] == 30
+    (took,) = [r for r in have if r["kind"] == "scores"]
+    assert took["repair_rows"] == took["rows"]  # all of the few that there are
+    (switching,) = [r for r in have if r["kind"] == "switching"]
+    assert switching["extra_bytes"] == 0
+
+
+def test_converting_again_only_prints_the_table(converted, capsys):
+    home, words = converted
+    results = home / "made" / "results" / "experiment.jsonl"
+    before = results.read_bytes()
+    code, _, err = run(capsys, *words, "--out", str(home / "made"))
+    assert code == 0 and "started" not in err and results.read_bytes() == before
+
+
+def test_predictions_take_a_converted_model(converted, capsys, tmp_path):
+    home, _ = converted
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a new rocket in orbit\nthe bank said profit\n", encoding="utf-8")
+    code, out, _ = run(capsys, "predict", str(home / "made" / "checkpoint"), str(texts), "-b", "0.5")
+    assert code == 0 and len(out.splitlines()) == 3
+
+
+def test_a_model_that_was_not_trained_for_the_classes_is_refused(capsys, tmp_path):
+    model = write_classifier(tmp_path / "model", ["yes", "no", "perhaps"])
+    data = folder(tmp_path / "texts")
+    words = ["convert", str(model), "--data", str(data), "--length", "20"]
+    code, _, err = run(capsys, *words, "--out", str(tmp_path / "made"))
+    assert code == 2
+    assert "no head that was trained for the classes money, space, sport" in err
+    assert "yes, no, perhaps" in err
+    assert not (tmp_path / "made" / "checkpoint").exists()
+
+
+def test_classes_that_nobody_named_go_by_their_number(tmp_path):
+    model = write_classifier(tmp_path / "model", ["LABEL_0", "LABEL_1", "LABEL_2"])
+    kept = load_model(str(model), ("0", "1", "2"), seed=0, trained=True)
+    theirs = BertForSequenceClassification.from_pretrained(model)
+    assert torch.equal(kept.classifier.weight, theirs.classifier.weight)
+    drawn = load_model(str(model), ("0", "1", "2"), seed=0)  # a start, not a trained model
+    assert not torch.equal(drawn.classifier.weight, theirs.classifier.weight)
+
+
+def test_rows_that_the_model_may_have_seen_are_spoken_of(converted, capsys, tmp_path):
+    home, words = converted
+    data = folder(tmp_path / "texts")
+    (data / "test.csv").unlink()
+    words = [str(data) if word == str(home / "texts") else word for word in words]
+    code, _, err = run(capsys, *words, "--out", str(tmp_path / "made"), "--units", "heads")
+    assert code == 0 and "no test.csv" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_train_takes_all_units(capsys, tmp_path, data):
+    sizes = "--length 12 --epochs 1 --budgeted-epochs 1 --hidden 16 --heads 4 --feedforward 128"
+    texts = ["--data", str(folder(tmp_path / "texts"))] if data else ["--rows", "64"]
+    into = ["--out", str(tmp_path / "made")]
+    code, out, _ = run(capsys, "train", "--units", "all", *sizes.split(), *texts, *into, "--json")
+    assert code == 0
+    assert "speed, views" in json.loads(out)["budgets"][0]
+    plan = read_experiment(tmp_path / "made" / "experiment.toml")
+    assert [stage.method for stage in plan.stages] == ["dense", "repaired", "nested"]
+    model = load(tmp_path / "made" / "checkpoint").model
+    assert isinstance(model, Elastic) and model.kinds == ("heads", "feedforward")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train", "--units", "rows"], "--units is one of heads, all"),
+        (["train", "--units", "all", "--lam", "0.1"], "--lam and --beta weigh the cost of gates"),
+    ],
+)
+def test_units_that_there_are_not_are_refused(capsys, words, says, tmp_path):
+    code, _, err = run(capsys, *words, "--out", str(tmp_path / "made"))
+    assert code == 2 and says in err and not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ('score = "uniform"\nnested = true|score = "uniform"\nrepair = true', "needs nested"),
+        ('recipe = "nested"|recipe = "nested"\nrepair = true', "nested and repair are of scores"),
+        ('score = "uniform"|given = true', "a model as given"),
+        ('recipe = "dense"|recipe = "dense"\nhidden = 1.0', "no teacher to learn that from"),
+    ],
+)
+def test_stages_that_make_no_sense_are_refused(change, says):
+    before, after = change.split("|")
+    assert before in STUDY
+    with pytest.raises(ValueError, match=says):
+        parse_experiment(STUDY.replace(before, after))
