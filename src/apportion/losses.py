@@ -1,6 +1,8 @@
-"""The losses: what a budget costs (Eq. 5) and what a teacher says (Eq. 6)."""
+"""The losses: what a budget costs (Eq. 5), what a teacher says (Eq. 6), and how it gets there."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -24,3 +26,15 @@ def distill_loss(
         log_target=True,
     )
     return (1.0 - alpha) * task_loss + alpha * T**2 * divergence
+
+
+def hidden_loss(
+    student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None = None
+) -> Tensor:
+    """Σ‖student − teacher‖² / Σ‖teacher‖² over real tokens, averaged over the layers."""
+    shares = []
+    for learned, taught in zip(student, teacher, strict=True):
+        if mask is not None:
+            learned, taught = learned[mask.bool()], taught[mask.bool()]
+        shares.append((learned - taught).square().sum() / taught.square().sum())
+    return torch.stack(shares).mean()

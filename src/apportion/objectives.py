@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from apportion.elastic import Elastic
+from apportion.elastic import Elastic, plain_of
 from apportion.evaluation import logits_of
-from apportion.losses import budget_loss, distill_loss
+from apportion.losses import budget_loss, distill_loss, hidden_loss
+from apportion.recalling import layer_names, remembering
 from apportion.recipes import Recipe
 from apportion.views import Views
 
@@ -37,33 +39,49 @@ def step_losses(
     """The task's loss, or the teacher's (Eq. 6), at each budget, one after the other.
 
     Each can be taken back through the model before the next one is made, so that only one of them
-    is in memory. With views, a budget costs its share of a pass.
+    is in memory. With views, a budget costs its share of a pass. Where the recipe asks for it, the
+    layers too learn to return what the teacher's do.
     """
-    says = None
+    says, does = None, None
     for budget in budgets:
         if teacher is not None and (says is None or isinstance(teacher, Elastic)):
-            with torch.no_grad():
-                soft = {"budget": budget} if isinstance(teacher, Elastic) else {}
+            soft = {"budget": budget} if isinstance(teacher, Elastic) else {}
+            with torch.no_grad(), _watching(plain_of(teacher), recipe) as does:
                 says = logits_of(teacher(**batch.inputs, **soft))
-        logits = logits_of(_called(student, batch.noisy, recipe, budget, views))
+        kept = views.elastic.allocation(budget, recipe.floor) if views else None
+        inside = views.shape(kept) if views and kept else plain_of(_unwrapped(student))
+        with _watching(inside, recipe) as done:
+            if views and kept:
+                output = views(kept, **batch.noisy)
+            elif recipe.objective == "dense":
+                output = student(**batch.noisy)
+            else:
+                given = {"budget": budget, "mode": recipe.objective, "floor": recipe.floor}
+                output = student(**batch.noisy, **given)
+        logits = logits_of(output)
         loss = F.cross_entropy(logits, batch.labels)
         if says is not None:
             loss = distill_loss(loss, logits, says, recipe.alpha, recipe.T)
+        if does:
+            mask = batch.inputs.get("attention_mask")
+            loss = loss + recipe.hidden * hidden_loss(_states(done), _states(does), mask)
         yield loss
 
 
-def _called(
-    student: nn.Module,
-    inputs: Mapping[str, Tensor],
-    recipe: Recipe,
-    budget: float,
-    views: Views | None,
-) -> Any:
-    if views is not None:
-        return views(views.elastic.allocation(budget, recipe.floor), **inputs)
-    if recipe.objective == "dense":
-        return student(**inputs)
-    return student(**inputs, budget=budget, mode=recipe.objective, floor=recipe.floor)
+def _watching(model: nn.Module, recipe: Recipe) -> AbstractContextManager[dict[str, Any]]:
+    """What the layers of a model return in a call, if the recipe asks for it."""
+    return remembering(model, layer_names(model)) if recipe.hidden else nullcontext({})
+
+
+def _states(of_layers: Mapping[str, Any]) -> list[Tensor]:
+    """The hidden states that layers return; some return more beside them."""
+    return [found[0] if isinstance(found, tuple) else found for found in of_layers.values()]
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside what shares it between processes."""
+    inside: nn.Module = getattr(model, "module", model)
+    return inside
 
 
 def paid_loss(model: Elastic, budget: float, recipe: Recipe) -> tuple[Tensor, float]:

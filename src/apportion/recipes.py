@@ -42,6 +42,8 @@ class Recipe:
     floor: int = 0
     select_at: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)  # budgets that choose the best epoch
     word_dropout: float = 0.0  # share of a batch's words that are made unknown
+    noisy_teacher: bool = False  # whether the teacher, too, has words made unknown
+    hidden: float = 0.0  # weight of what the teacher's layers return, beside what it says
     samples: int = 2  # budgets of a nested step beside the highest and the lowest
 
     def __post_init__(self) -> None:
@@ -65,7 +67,7 @@ class Recipe:
         for name in ("lr", "clip", "T"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        for name in ("gate_lr", "weight_decay", "lam", "beta", "floor", "samples"):
+        for name in ("gate_lr", "weight_decay", "lam", "beta", "floor", "hidden", "samples"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         for name in ("warmup", "ramp", "alpha", "word_dropout"):
@@ -99,7 +101,7 @@ class Recipe:
 
 
 # Numbers that recipes did not have when the first stages were keyed by them.
-_LATER = ("word_dropout", "samples")
+_LATER = ("word_dropout", "noisy_teacher", "hidden", "samples")
 
 
 def _frozen(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ to go on from a step: a run that was killed ends with the weights of one that wa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -67,11 +68,18 @@ def draw_budgets(recipe: Recipe, seed: int, step: int, steps: int) -> list[float
     return [high, low, *map(float, between)]
 
 
-def drop_words(inputs: dict[str, Tensor], share: float, unknown: int) -> dict[str, Tensor]:
-    """The inputs with a share of their words made unknown, so that no word is leant on alone."""
+def drop_words(
+    inputs: dict[str, Tensor], share: float, unknown: int, marks: Sequence[int] = ()
+) -> dict[str, Tensor]:
+    """The inputs with a share of their words made unknown, so that no word is leant on alone.
+
+    Marks around a text are no words: they stay.
+    """
     ids = inputs["input_ids"]
-    gone = torch.rand(ids.shape, device=ids.device) < share
-    return {**inputs, "input_ids": ids.masked_fill(gone & inputs["attention_mask"], unknown)}
+    gone = (torch.rand(ids.shape, device=ids.device) < share) & inputs["attention_mask"]
+    for mark in marks:
+        gone &= ids != mark
+    return {**inputs, "input_ids": ids.masked_fill(gone, unknown)}
 
 
 def noise_seed(seed: int, step: int, process: int) -> int:

@@ -186,16 +186,16 @@ class _Run:
         torch.manual_seed(noise_seed(self.seed, self.step, self.accelerator.process_index))
         budgets = draw_budgets(recipe, self.seed, self.step, self.steps)
         inputs, labels, weight = self._batch(epoch, inside)
-        noisy = inputs
-        if recipe.word_dropout and self.task.words:
-            noisy = drop_words(inputs, recipe.word_dropout, self.task.words.unknown)
+        noisy, words = inputs, self.task.words
+        if recipe.word_dropout and words:
+            noisy = drop_words(inputs, recipe.word_dropout, words.unknown, words.marks)
         for group, lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = lr * learning_rate_share(recipe, self.step, self.steps)
         self.student.train()
         model = self._unwrapped()
         self.optimizer.zero_grad()
         value, cost = 0.0, 1.0
-        batch = Batch(inputs, noisy, labels)
+        batch = Batch(noisy if recipe.noisy_teacher else inputs, noisy, labels)
         losses = step_losses(self.student, self.teacher, batch, recipe, budgets, self.views)
         for budget, loss in zip(budgets, losses, strict=True):
             loss = loss * (weight / len(budgets))
@@ -248,21 +248,22 @@ class _Run:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         mine = torch.arange(rank, len(self.task.validation), world)
         part = Split(*self.task.validation.batch(mine))
-        settings: list[dict[str, Any]] = [{}]
+        calls: list[tuple[nn.Module, dict[str, Any]]] = [(model, {})]
         penalty = 0.0
-        if isinstance(model, Elastic):
+        if isinstance(model, Elastic) and recipe.objective == "nested":
+            # The hard mask's numbers, in a budget's share of the time.
+            calls = [(model.cut(budget, recipe.floor), {}) for budget in recipe.select_at]
+        elif isinstance(model, Elastic):
             mode = "soft" if recipe.objective == "soft" else "hard"
-            settings = [
-                {"budget": budget, "mode": mode, "floor": recipe.floor}
-                for budget in recipe.select_at
-            ]
+            options = {"mode": mode, "floor": recipe.floor}
+            calls = [(model, {"budget": budget, **options}) for budget in recipe.select_at]
             if mode == "soft":
                 budgets = torch.tensor(recipe.select_at, device=self.accelerator.device)
                 with torch.no_grad():
                     costs = model.cost(budgets)
                 penalty = float(budget_loss(costs, budgets, recipe.lam, recipe.beta))
         counts = torch.tensor(
-            [count_correct(model, part, **options) for options in settings], dtype=torch.float64
+            [count_correct(called, part, **given) for called, given in calls], dtype=torch.float64
         )
         counts = self.accelerator.reduce(counts.to(self.accelerator.device), "sum").cpu()
         correct, losses = (counts / len(self.task.validation)).unbind(dim=1)

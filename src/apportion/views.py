@@ -32,10 +32,11 @@ class Views:
 
     def __call__(self, kept: Allocation, **inputs: Any) -> Any:
         """What the kept units compute."""
-        model = self._shape(kept).train(self.elastic.training)
+        model = self.shape(kept).train(self.elastic.training)
         return functional_call(model, self._weights(kept), (), inputs)
 
-    def _shape(self, kept: Allocation) -> nn.Module:
+    def shape(self, kept: Allocation) -> nn.Module:
+        """The modules that compute it, without any weights."""
         if kept.kept not in self._shapes:
             if len(self._shapes) >= _SHAPES:
                 self._shapes.clear()

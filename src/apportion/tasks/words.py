@@ -32,6 +32,9 @@ class Words:
         self._tokenizer = tokenizer
         self.padding: int = padding
         self.unknown: int = unknown
+        marks = (_token(settings, name, "") for name in ("cls_token", "sep_token"))
+        # What a pretrained model puts around a text; ours has none.
+        self.marks = tuple(n for n in map(tokenizer.token_to_id, marks) if n is not None)
         self.length: int = tokenizer.truncation["max_length"]  # the rest of a text is not read
 
     @classmethod
