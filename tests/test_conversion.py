@@ -85,7 +85,8 @@ def test_predictions_take_a_converted_model(converted, capsys, tmp_path):
     home, _ = converted
     texts = tmp_path / "texts.txt"
     texts.write_text("a new rocket in orbit\nthe bank said profit\n", encoding="utf-8")
-    code, out, _ = run(capsys, "predict", str(home / "made" / "checkpoint"), str(texts), "-b", "0.5")
+    made = str(home / "made" / "checkpoint")
+    code, out, _ = run(capsys, "predict", made, str(texts), "-b", "0.5")
     assert code == 0 and len(out.splitlines()) == 3
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -228,12 +229,14 @@ def time_arms(
     ]
 
 
-def time_switching(skipping: Skipping, budgets: Sequence[float]) -> dict[str, Any]:
+def time_switching(model: Elastic, budgets: Sequence[float], floor: int = 0) -> dict[str, Any]:
     """What it takes to change the budget, in time and in memory, as a record.
 
     `first_ms` is of a budget that was never asked for; `switch_us` of one that was, as a median.
-    `extra_bytes` are those of tensors that the whole model does not hold.
+    `extra_bytes` are those of tensors that the whole model does not hold, `object_bytes` those of
+    the modules that hold the views.
     """
+    skipping, other = Skipping(model, floor), Skipping(model, floor)
     whole = _storages(skipping.whole)
     started = time.perf_counter()
     skipping.prepare(*budgets)
@@ -246,6 +249,10 @@ def time_switching(skipping: Skipping, budgets: Sequence[float]) -> dict[str, An
         taken.append((time.perf_counter_ns() - started) / 1000.0)
     every = {k: v for budget in budgets for k, v in _storages(skipping.at(budget)).items()}
     extra = sum(size for place, size in every.items() if place not in whole)
+    tracemalloc.start()
+    other.prepare(*budgets)
+    objects, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     return {
         "kind": "switching",
         "budgets": list(budgets),
@@ -253,6 +260,7 @@ def time_switching(skipping: Skipping, budgets: Sequence[float]) -> dict[str, An
         "slowest_us": round(max(taken), 3),
         "first_ms": round(1000.0 * first, 3),
         "extra_bytes": extra,
+        "object_bytes": objects,
         "whole_bytes": sum(whole.values()),
     }
 

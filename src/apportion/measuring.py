@@ -184,7 +184,7 @@ def time_stage(
         timed += [{**record, **named} for record in of_protocol]
     model = produce(stage, runs, task=task).model
     if isinstance(model, Elastic) and model.gates.order is not None:
-        timed.append(time_switching(Skipping(model, stage.floor), stage.timed_at))
+        timed.append(time_switching(model, stage.timed_at, stage.floor))
     timed.append({"kind": "timing", "seconds": round(time.monotonic() - started, 1)})
     return [{**stage.names, **record, **provenance()} for record in timed]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -19,13 +19,13 @@ def cut(model: nn.Module, allocation: Allocation, share: bool = False) -> nn.Mod
     """A new model without the units that the allocation drops; the given one is left alone.
 
     A layer that keeps no heads costs nothing but its output projection's bias. With `share`, all
-    that need not be sliced stays in the given model's memory: many cuts of one model cost little.
+    that need not be sliced is the given model's own: many cuts of one model cost little.
     """
-    # A tensor that deepcopy believes to have copied already is not copied.
-    tensors = (*model.parameters(), *model.buffers()) if share else ()
-    smaller = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     spans = allocation.units.spans
     kinds = sorted({kind for _, kind in spans})
+    # What deepcopy believes to have copied already is not copied.
+    shared = _untouched(model, kinds) if share else ()
+    smaller = copy.deepcopy(model, {id(part): part for part in shared})
     for site in find_sites(smaller, kinds, block=1):
         span = spans.get((site.layer, site.kind), slice(0, 0))
         site = _in_units(site, span.stop - span.start)
@@ -34,6 +34,17 @@ def cut(model: nn.Module, allocation: Allocation, share: bool = False) -> nn.Mod
     for note in AFTER_CUT:
         note(smaller, allocation)
     return smaller
+
+
+def _untouched(model: nn.Module, kinds: Sequence[str]) -> list[object]:
+    """Tensors, and modules in which no unit lives."""
+    names = {name for site in find_sites(model, kinds) for name in (*site.inputs, site.output)}
+    above = {name[:at] for name in names for at in range(len(name)) if name[at] == "."} | names
+    return [
+        *model.parameters(),
+        *model.buffers(),
+        *(part for name, part in model.named_modules() if name and name not in above),
+    ]
 
 
 def arrange(model: nn.Module, units: Units, before: Tensor) -> nn.Module:

@@ -124,7 +124,8 @@ def switching_table(records: Records) -> Table:
             f"{r['slowest_us']:.1f}",
             f"{r['first_ms']:.1f}",
             f"{r['extra_bytes']:,}",
-            f"{100 * r['extra_bytes'] / r['whole_bytes']:.3f}",
+            f"{r['object_bytes']:,}",
+            f"{100 * (r['extra_bytes'] + r['object_bytes']) / r['whole_bytes']:.1f}",
         )
         for r in select(records, kind="switching")
     )
@@ -139,7 +140,8 @@ def switching_table(records: Records) -> Table:
             "slowest, µs",
             "first time, ms",
             "bytes of weights beside the dense ones",
-            "of the dense model, %",
+            "bytes of modules",
+            "both, of the dense model, %",
         ),
         rows,
         "A switch is the median of 1,000 between budgets that were asked for before; the first "
