@@ -90,6 +90,13 @@ def test_predictions_take_a_converted_model(converted, capsys, tmp_path):
     assert code == 0 and len(out.splitlines()) == 3
 
 
+def test_inspect_counts_the_units_of_a_nested_model(converted, capsys):
+    home, _ = converted
+    code, out, _ = run(capsys, "inspect", str(home / "made" / "checkpoint"), "-b", "1.0")
+    assert code == 0
+    assert "one order for all budgets" in out and "4 heads, 2 feedforward" in out
+
+
 def test_a_model_that_was_not_trained_for_the_classes_is_refused(capsys, tmp_path):
     model = write_classifier(tmp_path / "model", ["yes", "no", "perhaps"])
     data = folder(tmp_path / "texts")

@@ -7,6 +7,7 @@ from apportion.elastic import Elastic
 from apportion.evaluation import evaluate, sweep
 from apportion.heads import HeadMask, prune_heads
 from apportion.recipes import Recipe, recipe
+from apportion.repairing import repair
 from apportion.skipping import Skipping
 from apportion.surgery import cut
 from apportion.training import fit
@@ -30,6 +31,7 @@ __all__ = [
     "measure",
     "prune_heads",
     "recipe",
+    "repair",
     "save",
     "sweep",
 ]

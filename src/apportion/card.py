@@ -72,6 +72,14 @@ def _what(
 
 
 def _how(model: nn.Module, library: str) -> str:
+    if isinstance(model, Elastic) and model.gates.order is not None:
+        return (
+            "import apportion\n\n"
+            "model = apportion.load(FOLDER).model\n"
+            "serving = apportion.Skipping(model)\n"
+            "serving(**inputs, budget=0.5)  # views of the one set of weights\n"
+            "smaller = model.cut(0.5)       # a smaller plain model"
+        )
     if isinstance(model, Elastic):
         return (
             "import apportion\n\n"
@@ -99,7 +107,10 @@ def _budgets(model: Elastic, length: int) -> str:
         rows.append(
             (
                 f"{budget:.2f}",
-                f"{float(model.cost(budget).detach()):.3f}",
+                # One order for all budgets is not meant to be half open.
+                "–"
+                if model.gates.order is not None
+                else f"{float(model.cost(budget).detach()):.3f}",
                 f"{kept.cost:.3f}",
                 f"{kept.count} of {len(model.units)}",
                 f"{count_parameters(smaller):,}",
@@ -122,7 +133,7 @@ def _layers(kept: Allocation) -> str:
 def _measured(points: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         (
-            f"{p['budget']:.2f}",
+            f"{p['budget']:.3g}",
             p["form"],
             f"{p['cost']:.3f}",
             f"{100 * p['accuracy']:.2f}",

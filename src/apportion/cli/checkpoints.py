@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 from apportion import records
 from apportion.backbones import config_of
-from apportion.benchmark import count_macs, count_parameters, elastic_arms, time_arms
+from apportion.benchmark import TIMED_FORMS, count_macs, count_parameters, elastic_arms, time_arms
 from apportion.checkpoint import Checkpoint, load, save
 from apportion.cli.app import AsJson, app, err
 from apportion.elastic import Elastic, plain_of
@@ -80,6 +80,9 @@ def inspect(
         f"{loaded.length}",
     )
     typer.echo(f"recipes: {' → '.join(facts['recipes']) or 'none'}")
+    nested = isinstance(loaded.model, Elastic) and loaded.model.gates.order is not None
+    if nested:
+        typer.echo("units: one order for all budgets; each layer keeps the first of its units")
     table = Table(
         "kept",
         "Kept at each budget",
@@ -87,10 +90,10 @@ def inspect(
         tuple(
             (
                 f"{b['budget']:.2f}",
-                f"{b['cost_soft']:.3f}",
+                "–" if nested else f"{b['cost_soft']:.3f}",
                 f"{b['cost_hard']:.3f}",
                 layer,
-                _units(k),
+                _counts(k) if nested else _units(k),
             )
             for b in budgets
             for layer, k in b["kept"].items()
@@ -106,7 +109,11 @@ def sweep(
     checkpoint: Folder,
     budget: Budgets = None,
     form: Annotated[
-        list[str] | None, typer.Option(help="soft, hard or cut; may be given several times.")
+        list[str] | None,
+        typer.Option(
+            help="soft, hard or cut; may be given several times. "
+            "\\[default: soft and hard, or cut where one order is fixed]"
+        ),
     ] = None,
     data: Data = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
@@ -116,7 +123,8 @@ def sweep(
     """Evaluate a checkpoint at many budgets (19 of them, 0.10 to 1.00, if none is given)."""
     model, task = _elastic(checkpoint, data)
     forms: list[Form] = []
-    for name in form or ["soft", "hard"]:
+    # One order for all budgets was never trained to be half open.
+    for name in form or (["soft", "hard"] if model.gates.order is None else ["cut"]):
         if name not in FORMS:
             raise ValueError(f"a form is one of {', '.join(FORMS)}, not {name!r}")
         forms.append(name)
@@ -218,10 +226,11 @@ def bench(
         raise ValueError(f"batch must be at least 1, not {batch}")
     model, task = _elastic(checkpoint, data)
     inputs, _ = task.test.batch(torch.arange(min(batch, len(task.test))), padded=True)
+    forms = TIMED_FORMS if model.gates.order is None else ("skip", "cut")
     with Progress(console=err, transient=True) as progress:
         bar = progress.add_task("repeats", total=None)
         measured = time_arms(
-            elastic_arms(model, budget or (0.25, 0.5, 0.75)),
+            elastic_arms(model, budget or (0.25, 0.5, 0.75), forms=forms),
             [inputs],
             repeats,
             threads,
@@ -259,3 +268,7 @@ def _needs_gates(model: torch.nn.Module, checkpoint: Path) -> Elastic:
 
 def _units(kept: dict[str, list[int]]) -> str:
     return ", ".join(f"{kind} {' '.join(map(str, i)) or 'none'}" for kind, i in kept.items())
+
+
+def _counts(kept: dict[str, list[int]]) -> str:
+    return ", ".join(f"{len(indices)} {kind}" for kind, indices in kept.items())

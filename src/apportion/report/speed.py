@@ -70,7 +70,7 @@ def protocol_tables(experiment: Experiment, records: Records) -> list[Table]:
     return [
         _protocol_table("protocol", "Measured latency", ("padded", "grouped"), experiment, records),
         _protocol_table(
-            "single", "Measured latency, one row a call", ("single",), experiment, records
+            "single", "Measured latency, one row a call", ("single", "short"), experiment, records
         ),
     ]
 
@@ -79,6 +79,7 @@ def _protocol_table(
     name: str, title: str, protocols: Sequence[str], experiment: Experiment, records: Records
 ) -> Table:
     found = [r for r in select(records, kind="latency") if r.get("protocol") in protocols]
+    protocols = [name for name in protocols if any(r["protocol"] == name for r in found)]
     rows = []
     for method, form, budget in dict.fromkeys((r["method"], r["form"], r["budget"]) for r in found):
         if form == "dense" and method != main_method(experiment):
@@ -104,6 +105,9 @@ def _protocol_table(
             f"Padded, and one by one: every row has {r['length']} tokens, the paper's protocol. "
             "Grouped: rows of like length share a batch, as people would run it."
         )
+    if "short" in protocols:
+        short = next(r for r in found if r["protocol"] == "short")
+        note += f" Short: their first {short['length']} tokens."
     columns = ["method", "evaluated", "budget", "cost", "accuracy"]
     for protocol in protocols:
         columns += [f"{protocol}: ms", "speed-up", "bound by MACs", "share of bound"]
