@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from apportion.losses import budget_loss, distill_loss
+from apportion.losses import budget_loss, distill_loss, hidden_loss
 
 
 def test_the_budget_loss_follows_equation_5():
@@ -35,3 +35,12 @@ def test_the_distillation_loss_follows_equation_6():
 def test_a_student_that_agrees_pays_only_for_the_task():
     logits = torch.randn(4, 2)
     assert float(distill_loss(torch.tensor(2.0), logits, logits, 0.5, 2.0)) == pytest.approx(1.0)
+
+
+def test_hidden_states_are_compared_over_real_tokens_layer_by_layer():
+    teacher = [torch.ones(1, 3, 2), 2 * torch.ones(1, 3, 2)]
+    student = [torch.zeros(1, 3, 2), 2 * torch.ones(1, 3, 2)]
+    student[1][0, 2] = 99.0  # padding
+    mask = torch.tensor([[True, True, False]])
+    assert float(hidden_loss(student, teacher, mask)) == pytest.approx((1.0 + 0.0) / 2)
+    assert float(hidden_loss(student, teacher)) > 100

@@ -11,6 +11,9 @@ from apportion.checkpoint import load
 from apportion.elastic import Elastic
 from apportion.evaluation import evaluate
 from apportion.experiment import parse_experiment
+from apportion.report.figures import study_figures
+from apportion.report.goals import goal_table
+from apportion.report.study import study_tables
 from apportion.report.tables import select
 from apportion.scoring import Scored, nest, random, uniform
 from apportion.stages import checkpoint_folder
@@ -66,6 +69,43 @@ method = "uniform"
 from = "dense"
 score = "uniform"
 nested = true
+[[goal]]
+name = "fast"
+method = "nested"
+form = "skip"
+budget = 0.25
+speedup = 0.01
+[[goal]]
+name = "faster than light"
+method = "nested"
+form = "skip"
+budget = 0.25
+speedup = 1e6
+[[goal]]
+name = "as good as specialists"
+method = "nested"
+form = "cut"
+against = "specialist"
+against_form = "cut"
+over = [0.25, 0.5]
+within = 100.0
+[[goal]]
+name = "better than specialists can be"
+method = "nested"
+form = "cut"
+against = "specialist"
+against_form = "cut"
+over = [0.25, 0.5]
+within = -101.0
+[[goal]]
+name = "at once"
+method = "nested"
+switch_us = 1e6
+[[goal]]
+name = "trained in good time"
+method = "nested"
+against = "dense"
+training = 1e6
 """
 
 
@@ -92,6 +132,38 @@ def test_one_checkpoint_is_measured_as_the_models_that_it_cuts(ran):
     assert (half["accuracy"], half["cost"]) == pytest.approx((outcome.accuracy, outcome.cost))
     timed = select(have, kind="latency", method="nested", form="skip")
     assert {r["budget"] for r in timed} == {0.25, 0.5}
+
+
+def test_goals_of_speed_switching_training_and_averages_are_judged(ran):
+    plan, have, _ = ran
+    met = {row[0]: row[3] for row in goal_table(plan, have).rows}
+    assert met == {
+        "fast": "yes",
+        "faster than light": "no",
+        "as good as specialists": "yes",
+        "better than specialists can be": "no",
+        "at once": "yes",
+        "trained in good time": "yes",
+    }
+    without = [r for r in have if r["method"] != "specialist"]
+    (row,) = [r for r in goal_table(plan, without).rows if r[0] == "as good as specialists"]
+    assert row[3] == "not yet"
+
+
+def test_the_report_compares_the_one_checkpoint_with_its_yardsticks(ran):
+    plan, have, _ = ran
+    tables = {table.name: table for table in study_tables(plan, have)}
+    against = tables["against"]
+    assert against.columns[-1] == "nested - specialist" and len(against.rows) > 2
+    nested, specialist = (
+        select(have, kind="point", method=m, form="cut", budget=0.25)[0]["accuracy"]
+        for m in ("nested", "specialist")
+    )
+    (row,) = [row for row in against.rows if row[0] == "0.25"]
+    assert row[-1] == f"{100 * (nested - specialist):+.2f}"
+    assert [row[0] for row in tables["budgets"].rows] == ["0.25", "0.50", "1.00"]
+    assert tables["switching"].rows[0][6] == "0"  # no weight is copied
+    assert {p.name for p in study_figures(plan, have)} == {"pareto", "allocation", "speed"}
 
 
 def test_specialists_keep_the_units_that_the_one_checkpoint_does(ran):

@@ -41,6 +41,7 @@ batch = 4
 rows = 8
 repeats = 5
 single = true
+short = 8
 forms = ["hard", "cut"]
 predictions = false
 [[stage]]
@@ -112,7 +113,10 @@ def test_every_stage_of_the_protocol_runs(study, home):
     plan, have = study
     assert {r["method"] for r in have if r["kind"] == "stage"} == {s.method for s in plan.stages}
     assert driver.unfinished(plan, have) == ([], [])
-    assert {r["protocol"] for r in select(have, kind="latency")} == {"padded", "grouped", "single"}
+    timed = select(have, kind="latency")
+    assert {r["protocol"] for r in timed} == {"padded", "grouped", "single", "short"}
+    shapes = {(r["batch"], r["length"]) for r in timed if r["protocol"] == "short"}
+    assert shapes == {(1, 8)}
     assert study_tables(plan, have)
 
 

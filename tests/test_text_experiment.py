@@ -251,6 +251,8 @@ def test_dropped_words_become_unknown_and_padding_stays():
     assert not changed[1, 50:].any()
     assert 0.15 < float(changed[mask].float().mean()) < 0.45
     assert (noisy[changed] == 1).all()
+    marked = drop_words({"input_ids": ids, "attention_mask": mask}, 1.0, 1, marks=(2, 5))
+    assert marked["input_ids"][0, :5].tolist() == [2, 1, 1, 5, 1]
 
 
 def test_training_on_texts_goes_on_to_the_same_weights(tmp_path, task):

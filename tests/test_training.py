@@ -12,9 +12,11 @@ from rich.console import Console
 from short_training import train
 
 from apportion.checkpoint import weights_digest
-from apportion.elastic import Elastic
+from apportion.elastic import Elastic, plain_of
 from apportion.evaluation import evaluate
+from apportion.losses import hidden_loss
 from apportion.progress import training_bar
+from apportion.recalling import layer_names, remembering
 from apportion.recipes import ADAPT, BUDGETED, DENSE, NESTED, RECOVER, Recipe, recipe
 from apportion.schedule import draw_budget, draw_budgets, learning_rate_share
 from apportion.training import fit
@@ -28,7 +30,7 @@ def same_weights(one, other) -> bool:
 
 def start_of(chosen, task, encoder):
     """What a recipe starts from."""
-    if chosen is DENSE:
+    if chosen.objective == "dense":
         return encoder
     elastic = Elastic(encoder, ("heads", "feedforward"), length=task.length, block=8)
     return elastic.nested() if chosen is NESTED else Elastic(encoder, length=task.length)
@@ -156,6 +158,25 @@ def test_a_teacher_pulls_the_student_towards_it(task, encoder):
         return float((student(ids).softmax(-1) - teacher(ids).softmax(-1)).abs().mean().detach())
 
     assert distance(alpha=1.0) < distance(alpha=0.0)
+
+
+@pytest.mark.parametrize("chosen", [NESTED, RECOVER], ids=["views", "whole"])
+def test_hidden_states_pull_the_layers_towards_those_of_the_teacher(task, encoder, chosen):
+    teacher = fit(encoder, task, DENSE.with_changes(epochs=4, lr=5e-3, batch_size=32), 1).model
+    start = start_of(chosen, task, encoder)
+    ids = task.train.inputs["input_ids"]
+
+    def distance(hidden):
+        taught = chosen.with_changes(epochs=2, lr=3e-3, batch_size=32, hidden=hidden)
+        student = plain_of(fit(start, task, taught, 1, teacher=teacher).model)
+        states = []
+        for model in (student, teacher):
+            with torch.no_grad(), remembering(model, layer_names(model)) as seen:
+                model(ids)
+            states.append(list(seen.values()))
+        return float(hidden_loss(*states))
+
+    assert distance(10.0) < distance(0.0)
 
 
 def test_a_nested_model_learns_at_all_budgets_and_keeps_its_order(task, encoder):

@@ -138,7 +138,7 @@ def _judge_training(goal: Goal, found: Records, records: Records) -> tuple[str, 
     """Seconds of training as a share of another method's, seed by seed."""
     assert goal.training is not None
     theirs = {
-        (r["data_seed"], r["seed"]): r["training"]["seconds"]
+        (r["data_seed"], r["seed"]): r["training"]["seconds"] or 0.1  # rounded to tenths
         for r in select(records, kind="stage", method=goal.against)
     }
     ratios = [
