@@ -101,6 +101,7 @@ def test_the_public_names_are_these():
         "measure",
         "prune_heads",
         "recipe",
+        "repair",
         "save",
         "sweep",
     ]
