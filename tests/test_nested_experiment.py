@@ -150,6 +150,20 @@ def test_goals_of_speed_switching_training_and_averages_are_judged(ran):
     assert row[3] == "not yet"
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ('against = "dense"\ntraining|training', "names nothing to compare with"),
+        ('against = "dense"\ntraining|against = "order"\ntraining', "a stage of it has none"),
+    ],
+)
+def test_goals_that_mean_nothing_are_refused(change, says):
+    before, after = change.split("|")
+    assert before in STUDY
+    with pytest.raises(ValueError, match=says):
+        parse_experiment(STUDY.replace(before, after))
+
+
 def test_the_report_compares_the_one_checkpoint_with_its_yardsticks(ran):
     plan, have, _ = ran
     tables = {table.name: table for table in study_tables(plan, have)}

@@ -10,7 +10,7 @@ from texts import folder
 from apportion import driver
 from apportion.experiment import parse_experiment, read_experiment
 from apportion.measuring import run_stage
-from apportion.recipes import DENSE
+from apportion.recipes import DENSE, recipe
 from apportion.report.goals import goal_table
 from apportion.report.page import write_page
 from apportion.report.study import study_tables
@@ -253,6 +253,28 @@ def test_dropped_words_become_unknown_and_padding_stays():
     assert (noisy[changed] == 1).all()
     marked = drop_words({"input_ids": ids, "attention_mask": mask}, 1.0, 1, marks=(2, 5))
     assert marked["input_ids"][0, :5].tolist() == [2, 1, 1, 5, 1]
+
+
+def test_a_teacher_may_read_the_same_noise(task):
+    read = []
+
+    class Teacher(torch.nn.Module):
+        def forward(self, input_ids, attention_mask):
+            read.append(input_ids.clone())
+            return torch.zeros(len(input_ids), len(task.classes))
+
+    seen = []
+    student = new_encoder(task, {"layers": 1, "heads": 2, "hidden": 16, "feedforward": 16}, 1)
+    student.register_forward_pre_hook(
+        lambda _m, _a, given: seen.append(given["input_ids"].clone()), with_kwargs=True
+    )
+    for noisy in (False, True):
+        read.clear()
+        seen.clear()
+        how = recipe("recover", batch_size=64, word_dropout=0.5, noisy_teacher=noisy)
+        fit(student, task, how, seed=1, teacher=Teacher())
+        same = [torch.equal(a, b) for a, b in zip(read, seen, strict=False)]
+        assert same[0] == noisy
 
 
 def test_training_on_texts_goes_on_to_the_same_weights(tmp_path, task):

@@ -257,6 +257,7 @@ def test_the_papers_numbers_are_the_defaults():
         ("budgeted", {"lam": -1.0}, "lam must not be negative"),
         ("adapt", {"alpha": 2.0}, "alpha must be in"),
         ("adapt", {"objective": "hard"}, "objective must be"),
+        ("nested", {"noisy_teacher": True}, "needs word_dropout"),
     ],
 )
 def test_bad_recipes_are_refused(name, changes, says):

@@ -242,7 +242,7 @@ def time_switching(model: Elastic, budgets: Sequence[float], floor: int = 0) -> 
     skipping.prepare(*budgets)
     first = (time.perf_counter() - started) / len(budgets)
     taken = []
-    for turn in range(_SWITCHES):
+    for turn in range(SWITCHES):
         budget = budgets[turn % len(budgets)]
         started = time.perf_counter_ns()
         skipping.at(budget)
@@ -265,7 +265,7 @@ def time_switching(model: Elastic, budgets: Sequence[float], floor: int = 0) -> 
     }
 
 
-_SWITCHES = 1000
+SWITCHES = 1000
 
 
 def _storages(model: nn.Module) -> dict[int, int]:

@@ -21,7 +21,7 @@ from apportion.views import Views
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of a step: as they are for the teacher, and as the student sees them."""
+    """The rows of a step: as the teacher reads them, and as the student does."""
 
     inputs: Mapping[str, Tensor]
     noisy: Mapping[str, Tensor]

@@ -59,7 +59,8 @@ def check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
         )
     each = stage.only is not None
     if stage.given:
-        if stage.parent or stage.teacher or each or stage.latency or stage.nested or numbers:
+        asked = (stage.parent, stage.teacher, each, stage.latency, stage.keep, numbers)
+        if any(asked) or stage.nested or stage.repair:
             raise ValueError(f"stage {stage.method!r} is a model as given: it needs nothing else")
         if "pretrained" not in stage.model:
             raise ValueError(f"stage {stage.method!r} is a model as given: [model] pretrained")
@@ -83,8 +84,10 @@ def check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
         has_teacher = stage.teacher is not None and stage.teacher.has_gates
         if has_teacher != (stage.score == "learned"):
             raise ValueError("score 'learned', and no other, needs a teacher with gates")
-        if stage.repair and not stage.nested:
-            raise ValueError(f"stage {stage.method!r} has repair, which needs nested = true")
+        if stage.repair and (not stage.nested or stage.keep):
+            raise ValueError(
+                f"stage {stage.method!r} has repair, which needs nested = true and no keep"
+            )
         startless = stage.parent is None and "architecture" not in stage.model
         if startless or each or numbers:
             raise ValueError(
@@ -124,6 +127,12 @@ def check_goals(goals: Iterable[Goal], stages: Iterable[Stage]) -> None:
         timed = goal.is_of_time
         if (timed or goal.switch_us is not None) and not of_method[goal.method].latency:
             raise ValueError(f"[[goal]] {goal.name!r} is of time, and its stage is not timed")
+        if (goal.over or goal.training is not None) and goal.against is None:
+            raise ValueError(f"[[goal]] {goal.name!r} compares, and names nothing to compare with")
+        if goal.training is not None and not all(
+            of_method[method].recipe for method in (goal.method, goal.against or goal.method)
+        ):
+            raise ValueError(f"[[goal]] {goal.name!r} is of training, and a stage of it has none")
         if timed and (goal.protocol is None) == isinstance(of_method[goal.method].task, Text):
             raise ValueError(
                 f"[[goal]] {goal.name!r}: timing of texts, and no other, has a protocol"

@@ -189,6 +189,8 @@ class Overview:
 
 
 def _facts(tick: Tick) -> str:
+    if tick.loss is None:
+        return tick.recipe
     facts = f"epoch {tick.epoch}/{tick.epochs}  loss {tick.loss:.4f}  cost {tick.cost:.3f}"
     return facts if tick.accuracy is None else f"{facts}  accuracy {100 * tick.accuracy:.1f} %"
 

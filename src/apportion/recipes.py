@@ -70,6 +70,8 @@ class Recipe:
         for name in ("gate_lr", "weight_decay", "lam", "beta", "floor", "hidden", "samples"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        if self.noisy_teacher and not self.word_dropout:
+            raise ValueError("noisy_teacher needs word_dropout, or there is no noise")
         for name in ("warmup", "ramp", "alpha", "word_dropout"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must be in [0, 1], not {getattr(self, name)}")

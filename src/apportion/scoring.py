@@ -18,7 +18,7 @@ from apportion.recalling import attention_names, layer_names, recalling, remembe
 from apportion.tasks import Split, Task
 from apportion.units import Units
 
-_SCORED_ROWS = 1000  # training rows that a gradient is taken over
+SCORED_ROWS = 1000  # training rows that a gradient is taken over
 _BATCH = 32
 
 
@@ -86,7 +86,7 @@ def squared_gradient(model: Elastic, split: Split) -> Scored:
     """
     model = copy.deepcopy(model).eval().requires_grad_(False)
     scores = torch.zeros(len(model.units), dtype=torch.float64)
-    rows = torch.arange(min(_SCORED_ROWS, len(split)))
+    rows = torch.arange(min(SCORED_ROWS, len(split)))
     started = time.perf_counter()
     for inputs, labels in Split(*split.batch(rows)).batches(_BATCH):
         # A gate an example, so that gradients are squared before they are summed.

@@ -156,6 +156,12 @@ def find_sites(
     return tuple(sites)
 
 
+def largest_block(model: nn.Module) -> int:
+    """How many neurons make a block: as many as usual, or the most that divide every layer."""
+    counts = {site.count for site in find_sites(model, ("feedforward",), block=1)}
+    return max(size for size in range(1, BLOCK + 1) if all(n % size == 0 for n in counts))
+
+
 def layers_path(model: nn.Module) -> str:
     """The name of the list of layers that a model runs one after the other."""
     prefix, base = _base(model)

@@ -28,6 +28,7 @@ from apportion.recipes import Recipe
 from apportion.records import provenance
 from apportion.repairing import repair
 from apportion.scoring import SOURCES, nest
+from apportion.sites import largest_block
 from apportion.surgery import cut
 from apportion.tasks import Task, TaskSpec
 from apportion.tasks.text import Text
@@ -226,10 +227,10 @@ def produce(
     if stage.given:
         model, facts = start, {}
     elif stage.recipe is None:
-        model, facts = _score(stage, start, task, teacher)
+        model, facts = _score(stage, start, task, teacher, progress)
     else:
         if stage.recipe.objective != "dense" and not isinstance(start, Elastic):
-            start = Elastic(start, stage.kinds, length=task.length)
+            start = Elastic(start, stage.kinds, task.length, block=largest_block(start))
         elif stage.recipe.objective == "dense" and isinstance(start, Elastic):
             # A specialist: cut by its parent's gates at its own budget, then trained as it is.
             assert stage.parent and stage.only
@@ -263,11 +264,16 @@ def produce(
 
 
 def _score(
-    stage: Stage, model: nn.Module, task: Task, teacher: nn.Module | None
+    stage: Stage,
+    model: nn.Module,
+    task: Task,
+    teacher: nn.Module | None,
+    progress: Callable[[Tick], None] | None,
 ) -> tuple[Elastic, dict[str, Any]]:
     """A model whose gates open its units in the order of the stage's scores, and those."""
     assert stage.score is not None
-    elastic = Elastic(plain_of(model), stage.kinds, length=task.length)
+    plain = plain_of(model)
+    elastic = Elastic(plain, stage.kinds, length=task.length, block=largest_block(plain))
     with_gates = teacher if isinstance(teacher, Elastic) else None
     source = SOURCES[stage.score]
     if stage.nested:
@@ -278,7 +284,12 @@ def _score(
     scores = [float(f"{score:.6g}") for score in scored.scores.tolist()]
     facts = {"scores": scores, **scored.facts}
     if stage.repair:
-        elastic, repaired = repair(elastic, task.train, floor=stage.floor)
+
+        def tell(done: int, of: int) -> None:
+            if progress:
+                progress(Tick("repair", done, of))
+
+        elastic, repaired = repair(elastic, task.train, progress=tell)
         facts |= repaired
     return elastic, facts
 

@@ -19,7 +19,8 @@ def cut(model: nn.Module, allocation: Allocation, share: bool = False) -> nn.Mod
     """A new model without the units that the allocation drops; the given one is left alone.
 
     A layer that keeps no heads costs nothing but its output projection's bias. With `share`, all
-    that need not be sliced is the given model's own: many cuts of one model cost little.
+    that need not be sliced is the given model's own, tensors and modules: many cuts of one model
+    cost little, and what is done to such a module (`train`, `to`, a hook) is done to both.
     """
     spans = allocation.units.spans
     kinds = sorted({kind for _, kind in spans})
@@ -38,7 +39,8 @@ def cut(model: nn.Module, allocation: Allocation, share: bool = False) -> nn.Mod
 
 def _untouched(model: nn.Module, kinds: Sequence[str]) -> list[object]:
     """Tensors, and modules in which no unit lives."""
-    names = {name for site in find_sites(model, kinds) for name in (*site.inputs, site.output)}
+    sites = find_sites(model, kinds, block=1)
+    names = {name for site in sites for name in (*site.inputs, site.output)}
     above = {name[:at] for name in names for at in range(len(name)) if name[at] == "."} | names
     return [
         *model.parameters(),

@@ -42,11 +42,11 @@ class Tick:
     recipe: str
     step: int
     steps: int
-    epoch: int
-    epochs: int
-    loss: float
-    cost: float
-    accuracy: float | None  # on validation, after the last finished epoch
+    epoch: int = 1
+    epochs: int = 1
+    loss: float | None = None  # none where nothing is trained
+    cost: float = 1.0
+    accuracy: float | None = None  # on validation, after the last finished epoch
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,8 @@ def fit(
     `save_every` seconds, and goes on from it if it exists.
     """
     _check(model, task, recipe)
+    if recipe.hidden and teacher is None:
+        raise ValueError(f"recipe {recipe.name!r} has hidden, and there is no teacher")
     run = _Run(model, task, recipe, seed, teacher, state, save_every, progress)
     with torch.random.fork_rng():
         return run.train()
@@ -156,18 +158,9 @@ class _Run:
                 saved = time.monotonic()
             if self.progress and self.accelerator.is_main_process:
                 accuracy = self.history[-1].accuracy if self.history else None
-                self.progress(
-                    Tick(
-                        self.recipe.name,
-                        self.step,
-                        self.steps,
-                        epoch + 1,
-                        self.recipe.epochs,
-                        loss,
-                        cost,
-                        accuracy,
-                    )
-                )
+                where = (self.recipe.name, self.step, self.steps)
+                shown = Tick(*where, epoch + 1, self.recipe.epochs, loss, cost, accuracy)
+                self.progress(shown)
         assert self.best is not None
         model = self._unwrapped()
         model.load_state_dict(self.best_weights)

@@ -47,6 +47,6 @@ def reorder_head(model: nn.Module, order: list[int]) -> None:
         last[-1].bias.copy_(last[-1].bias[order].clone())
 
 
-def some(names: Sequence[str]) -> str:
+def first_few(names: Sequence[str]) -> str:
     """Some names, of which there may be many."""
     return ", ".join(names[:5]) + (", …" if len(names) > 5 else "") if names else "none"

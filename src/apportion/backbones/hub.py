@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from apportion.backbones.classes import class_names, name_classes, order_of, reorder_head, some
+from apportion.backbones.classes import class_names, first_few, name_classes, order_of, reorder_head
 from apportion.sites import layers_path
 from apportion.tasks.words import Words
 
@@ -60,7 +60,8 @@ def load_model(
         if model is None and trained:
             raise ValueError(
                 f"{source} has no head that was trained for the classes "
-                f"{some(classes)}; those of its config are {some(known)}"
+                f"{first_few(classes)}; those of its config are {first_few(known)}. If only the "
+                "names differ, put those of the texts into id2label of its config.json"
             )
         if model is None:
             encoder, info = read_pretrained(transformers.AutoModel, source, dtype=torch.float32)

@@ -9,8 +9,9 @@ import typer
 
 from apportion.cli.app import AsJson, app, err
 from apportion.cli.making import check_units, facts_of_model, facts_of_texts, make, read_template
+from apportion.scoring import SCORED_ROWS
 from apportion.tasks.sources import Source, read_source
-from apportion.tasks.text import Text
+from apportion.tasks.text import Text, classes_of
 
 
 @app.command(
@@ -42,9 +43,16 @@ def convert(
     ] = None,
     label: Annotated[str, typer.Option(help="The column with the class.")] = "label",
     length: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 128,
-    rows: Annotated[int, typer.Option(help="Training rows that units are scored on.")] = 1000,
+    rows: Annotated[
+        int,
+        typer.Option(
+            help="Training rows that units are scored on; 256 of them are for the repair.",
+            min=2,
+            max=SCORED_ROWS,
+        ),
+    ] = SCORED_ROWS,
     held_out: Annotated[
-        int, typer.Option(help="Test rows that the budgets are measured on, at most.")
+        int, typer.Option(help="Test rows that the budgets are measured on, at most.", min=2)
     ] = 500,
     units: Annotated[
         str,
@@ -59,8 +67,10 @@ def convert(
     output of each layer is repaired for all budgets at once, by least squares on some training
     rows. A minute or two for a small encoder; then it is measured at each budget.
     """
+    check_units(units)
     columns = tuple(text or ("text",))
-    train_rows, validation, test = _at_most(read_source(data, columns, label), rows, held_out)
+    source = read_source(data, columns, label)
+    train_rows, validation, test = _at_most(source, rows, held_out)
     spec = Text(
         data,
         length=length,
@@ -73,10 +83,10 @@ def convert(
     )
     numbers = {
         "length": length,
-        "units": check_units(units),
+        "units": units,
         "data_seed": data_seed,
         **facts_of_texts(spec),
-        "pretrained": facts_of_model(model, length),
+        "pretrained": facts_of_model(model, length, classes_of(source)),
     }
     make(read_template("convert").format(**numbers), into, as_json)
 
@@ -90,8 +100,8 @@ def _at_most(source: Source, rows: int, held_out: int) -> tuple[int, int, int]:
         left -= 0 if part else taken[-1]
     if source.test is None:
         err.print(
-            "there is no test.csv: budgets are measured on rows of train.csv, and if the model "
-            "was trained on those, it does better on them than it would on others",
+            "there are no test rows: budgets are measured on training rows, and if the model was "
+            "trained on those, it does better on them than it would on others",
             highlight=False,
         )
     return min(rows, left), taken[0], taken[1]

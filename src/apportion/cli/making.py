@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -66,12 +67,14 @@ def facts_of_texts(spec: Text) -> dict[str, Any]:
     }
 
 
-def facts_of_model(name: str, length: int) -> str:
+def facts_of_model(name: str, length: int, trained_for: Sequence[str] = ()) -> str:
     """What the experiment file says of a pretrained model; reads it, so a bad one is found now."""
     load_words(name, length)
-    load_model(name, ("a", "b"), seed=0)
+    load_model(name, trained_for or ("a", "b"), seed=0, trained=bool(trained_for))
     digest = weights_files_digest(name)
-    return json.dumps(name) + (f"\ndigest = {json.dumps(digest)}" if digest else "")
+    return json.dumps(name, ensure_ascii=False) + (
+        f"\ndigest = {json.dumps(digest)}" if digest else ""
+    )
 
 
 def results_of(file: Path) -> Path:

@@ -134,6 +134,7 @@ def train(
         "seed": seed,
         "data_seed": data_seed,
         "units": check_units(units),
+        "forms": '["skip", "cut"]' if units == "all" else '["hard", "cut"]',
         **_DEFAULTS[kind],
         **{name: value for name, value in given.items() if value is not None},
     }

@@ -68,7 +68,7 @@ def _judge(goal: Goal, found: Records, records: Records) -> tuple[str, bool | No
     if goal.switch_us is not None:
         slowest = max(r["switch_us"] for r in found)
         extra = max(r["extra_bytes"] for r in found)
-        reached = f"at most {slowest:.2f} µs, {extra:,} bytes of weights more"
+        reached = f"median {slowest:.2f} µs at most, {extra:,} bytes of weights more"
         return reached, slowest <= goal.switch_us and extra == 0
     if goal.training is not None:
         return _judge_training(goal, found, records)

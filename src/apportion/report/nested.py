@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from apportion.benchmark import SWITCHES
 from apportion.experiment import Experiment
 from apportion.report.tables import (
     Records,
@@ -15,6 +16,7 @@ from apportion.report.tables import (
     mean_sd,
     methods_of,
     percent,
+    seeds_of,
     select,
     times,
     timings,
@@ -23,7 +25,11 @@ from apportion.report.tables import (
 
 def is_nested(experiment: Experiment) -> bool:
     """Whether an experiment's one checkpoint buys its units in one order."""
-    return any(stage.nested for stage in experiment.stages)
+    method = main_method(experiment)
+    return any(
+        stage.nested or (stage.recipe is not None and stage.recipe.objective == "nested")
+        for stage in experiment.stages_of(method or "")
+    )
 
 
 def nested_tables(experiment: Experiment, records: Records) -> list[Table]:
@@ -74,8 +80,8 @@ def nested_budget_table(experiment: Experiment, records: Records) -> Table:
             "views, of the bound",
         ),
         tuple(rows),
-        f"Method {method}, test rows, {_runs(records, method)}; the difference to the dense model "
-        "is taken seed by seed. Speed is against the dense model, one thread, rows padded.",
+        f"Method {method}, test rows, {seeds_of(records, method)}; the difference to the dense "
+        "model is taken seed by seed. Speed is against the dense model, one thread, rows padded.",
     )
 
 
@@ -140,12 +146,13 @@ def switching_table(records: Records) -> Table:
             "slowest, µs",
             "first time, ms",
             "bytes of weights beside the dense ones",
-            "bytes of modules",
+            "bytes of Python objects",
             "both, of the dense model, %",
         ),
         rows,
-        "A switch is the median of 1,000 between budgets that were asked for before; the first "
-        "time that a budget is asked for, its modules are made, which hold views of the weights.",
+        f"A switch is the median of {SWITCHES:,} between budgets that were asked for before; the "
+        "first time that a budget is asked for, its modules are made, which hold views of the "
+        "weights.",
     )
 
 
@@ -202,8 +209,3 @@ def _share(timed: Records) -> str:
     if not timed:
         return "–"
     return f"{100 * statistics.mean(r['speedup'] / r['bound'] for r in timed):.1f} %"
-
-
-def _runs(records: Records, method: str | None) -> str:
-    count = len({(r["data_seed"], r["seed"]) for r in select(records, kind="point", method=method)})
-    return "one seed" if count == 1 else f"mean ± sample standard deviation over {count} seeds"

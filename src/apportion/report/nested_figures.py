@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -20,7 +19,7 @@ def nested_pareto(experiment: Experiment, records: Records) -> Picture | None:
     """Accuracy against cost: the one checkpoint, and what it is compared with."""
     shown = experiment.figure or methods_of(experiment)
     found = {m: select(records, kind="point", method=m, form="cut") for m in shown}
-    dense = select(records, kind="point", method="dense")
+    dense = select(records, kind="point", form="dense")
     if not any(found.values()):
         return None
     figure = Figure(figsize=(8.0, 4.2), layout="constrained")
@@ -35,18 +34,18 @@ def nested_pareto(experiment: Experiment, records: Records) -> Picture | None:
     axes.set(xlabel="cost paid: share of the layers' multiply-accumulates", xlim=(0, 1.03))
     axes.set_ylabel("test accuracy")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    low = _fit(axes.get_ylim(), found, dense)
-    axes.set_ylim(*low)
+    lowest = _lowest(axes.get_ylim()[0], dense)
+    axes.set_ylim(bottom=lowest)
     figure.legend(loc="outside right center", frameon=False)
     seeds = len(experiment.seeds)
     spread = f" Means over {seeds} seeds, bars are sample standard deviations." if seeds > 1 else ""
     hidden = [
-        f"{method} {asked(p['budget'])}"
+        f"{method} {asked(budget)}"
         for method, points in found.items()
-        for p in points
-        if p["accuracy"] < low[0]
+        for budget in sorted({p["budget"] for p in points})
+        if statistics.mean(p["accuracy"] for p in points if p["budget"] == budget) < lowest
     ]
-    below = f" Below the frame: {', '.join(dict.fromkeys(hidden))}." if hidden else ""
+    below = f" Below the frame: {', '.join(hidden)}." if hidden else ""
     return Picture(
         "pareto",
         "Accuracy against cost",
@@ -55,12 +54,9 @@ def nested_pareto(experiment: Experiment, records: Records) -> Picture | None:
     )
 
 
-def _fit(
-    limits: tuple[float, float], found: dict[str, list[Any]], dense: Records
-) -> tuple[float, float]:
-    """An axis that shows differences: what lies far below is left out, and named."""
-    level = statistics.mean(p["accuracy"] for p in dense) if dense else limits[1]
-    return max(limits[0], level - 0.12), limits[1]
+def _lowest(drawn: float, dense: Records) -> float:
+    """Where an axis begins that shows differences: what lies far below is left out, and named."""
+    return max(drawn, statistics.mean(p["accuracy"] for p in dense) - 0.12) if dense else drawn
 
 
 def nested_allocation(experiment: Experiment, records: Records) -> Picture | None:

@@ -21,6 +21,7 @@ from apportion.report.tables import (
     methods_of,
     percent,
     points_at,
+    seeds_of,
     select,
     times,
     timings,
@@ -92,7 +93,7 @@ def budget_table(experiment: Experiment, records: Records) -> Table:
             "bound by MACs",
         ),
         tuple(rows),
-        f"Method {method}, test rows, {_seeds(records, method)}. "
+        f"Method {method}, test rows, {seeds_of(records, method)}. "
         "Speed is against the same model uncut, one thread.",
     )
 
@@ -215,7 +216,7 @@ def sweep_table(experiment: Experiment, records: Records) -> Table:
     rows = []
     shown = experiment.figure or methods_of(experiment)
     methods = [m for m in shown if select(records, kind="monotone", method=m)]
-    methods = [] if is_nested(experiment) else methods  # the table of budgets has all of them
+    methods = [] if is_nested(experiment) else methods  # those have a table of their own
     budgets = sorted(
         {p["budget"] for m in methods for p in select(records, kind="point", method=m)}
     )
@@ -282,8 +283,11 @@ def accounting_table(experiment: Experiment, records: Records) -> Table:
             continue  # not run yet, or a baseline of another kind
         ran = {record["stage"]: record for record in select(records, kind="stage")}
         models = {key for record in own for key in _trained(record, ran)[:1]}
-        scored = own[0]["score"] is not None
-        if scored or len(own) > 1:
+        nested = any(stage.nested for stage in experiment.stages_of(method))
+        scored = own[0]["score"] is not None and not nested  # one order needs no masks
+        if nested:
+            models, control = {method}, "continuous"
+        elif scored or len(own) > 1:
             control = "discrete"
         else:
             control = "one cost" if own[0]["recipe"]["objective"] == "dense" else "continuous"
@@ -342,8 +346,3 @@ def _trained(record: Mapping[str, Any], ran: Mapping[str, Mapping[str, Any]]) ->
     chain = [record["stage"]] if record["recipe"] else []
     parent = ran.get(record["parent"])
     return chain + (_trained(parent, ran) if parent else [])
-
-
-def _seeds(records: Records, method: str | None) -> str:
-    count = len({(r["data_seed"], r["seed"]) for r in select(records, kind="point", method=method)})
-    return "one seed" if count == 1 else f"mean ± sample standard deviation over {count} seeds"

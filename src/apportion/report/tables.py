@@ -117,3 +117,9 @@ def times(latencies: Iterable[Mapping[str, Any]]) -> str:
     return mean_sd([r["speedup"] for r in found], 2).replace(" ±", "x ±") + (
         "x" if len(found) == 1 else ""
     )
+
+
+def seeds_of(records: Records, method: str | None) -> str:
+    """How many runs a number stands for, in words."""
+    count = len({(r["data_seed"], r["seed"]) for r in select(records, kind="point", method=method)})
+    return "one seed" if count == 1 else f"mean ± sample standard deviation over {count} seeds"

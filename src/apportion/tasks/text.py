@@ -58,7 +58,7 @@ class Text:
                 f"the rows in {self.folder or self.data} are not those that were asked for: "
                 f"their digest is {digest}, not {self.digest}"
             )
-        classes = _classes(source)
+        classes = classes_of(source)
         drawn = _draw(self, source)
         texts = {name: tuple(row.text for row in rows) for name, rows in drawn.items()}
         if words is None:
@@ -104,7 +104,7 @@ class Text:
         )
 
 
-def _classes(source: Source) -> tuple[str, ...]:
+def classes_of(source: Source) -> tuple[str, ...]:
     """The classes of the training rows; complains of a label elsewhere that is none of them."""
     classes = sorted({row.label for row in source.train.rows})
     if len(classes) < 2:
