@@ -255,16 +255,17 @@ def test_dropped_words_become_unknown_and_padding_stays():
     assert marked["input_ids"][0, :5].tolist() == [2, 1, 1, 5, 1]
 
 
-def test_a_teacher_may_read_the_same_noise(task):
+def test_a_teacher_may_read_the_same_noise(tmp_path):
+    text = Text(str(folder(tmp_path)), length=20).build()
     read = []
 
     class Teacher(torch.nn.Module):
         def forward(self, input_ids, attention_mask):
             read.append(input_ids.clone())
-            return torch.zeros(len(input_ids), len(task.classes))
+            return torch.zeros(len(input_ids), len(text.classes))
 
     seen = []
-    student = new_encoder(task, {"layers": 1, "heads": 2, "hidden": 16, "feedforward": 16}, 1)
+    student = new_encoder(text, {"layers": 1, "heads": 2, "hidden": 16, "feedforward": 16}, 1)
     student.register_forward_pre_hook(
         lambda _m, _a, given: seen.append(given["input_ids"].clone()), with_kwargs=True
     )
@@ -272,7 +273,7 @@ def test_a_teacher_may_read_the_same_noise(task):
         read.clear()
         seen.clear()
         how = recipe("recover", batch_size=64, word_dropout=0.5, noisy_teacher=noisy)
-        fit(student, task, how, seed=1, teacher=Teacher())
+        fit(student, text, how, seed=1, teacher=Teacher())
         same = [torch.equal(a, b) for a, b in zip(read, seen, strict=False)]
         assert same[0] == noisy
 
