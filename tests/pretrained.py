@@ -7,7 +7,12 @@ from pathlib import Path
 import torch
 from texts import CLUES, FILLER
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    PreTrainedTokenizerFast,
+)
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -28,16 +33,32 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def write_pretrained(home: Path) -> Path:
     """An encoder without a head, and its tokenizer."""
+    return _write(BertModel, home, intermediate_size=64)
+
+
+def write_classifier(home: Path, classes: list[str]) -> Path:
+    """A classifier of texts as Transformers saves one, with its tokenizer."""
+    names = dict(enumerate(classes))
+    return _write(
+        BertForSequenceClassification,
+        home,
+        intermediate_size=128,
+        id2label=names,
+        label2id={name: number for number, name in names.items()},
+    )
+
+
+def _write(kind: type, home: Path, **changes: object) -> Path:
     words = tokenizer()
     config = BertConfig(
         vocab_size=len(words),
         num_hidden_layers=2,
         num_attention_heads=4,
         hidden_size=32,
-        intermediate_size=64,
         max_position_embeddings=32,
+        **changes,
     )
     torch.manual_seed(3)
-    BertModel(config).save_pretrained(home)
+    kind(config).save_pretrained(home)
     words.save_pretrained(home)
     return home

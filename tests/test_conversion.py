@@ -8,36 +8,17 @@ import sys
 
 import pytest
 import torch
-from pretrained import tokenizer
+from pretrained import write_classifier
 from test_cli import run
 from test_nested_experiment import STUDY
 from texts import CLUES, folder
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertForSequenceClassification
 
 from apportion.backbones.hub import load_model
 from apportion.checkpoint import load
 from apportion.elastic import Elastic
 from apportion.experiment import parse_experiment, read_experiment
 from apportion.records import read
-
-
-def write_classifier(home, classes):
-    """A classifier of texts as Transformers saves one, with its tokenizer."""
-    words = tokenizer()
-    config = BertConfig(
-        vocab_size=len(words),
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        hidden_size=32,
-        intermediate_size=128,
-        max_position_embeddings=32,
-        id2label=dict(enumerate(classes)),
-        label2id={name: number for number, name in enumerate(classes)},
-    )
-    torch.manual_seed(5)
-    BertForSequenceClassification(config).save_pretrained(home)
-    words.save_pretrained(home)
-    return home
 
 
 @pytest.fixture(scope="module")
