@@ -24,7 +24,7 @@ FLOORS = (
     {"backbones"},
     {"recipes", "tasks", "skipping", "views", "heads"},
     {"elastic"},
-    {"surgery", "allocation", "recalling"},
+    {"surgery", "allocation", "recalling", "fusing"},
     {"sites", "gates"},
     {"state"},
     {"units", "losses", "records", "schema", "goals", "shrinking"},

@@ -202,6 +202,27 @@ def test_a_model_of_other_rows_is_not_measured_on_these(ran, tmp_path):
         run_stage(stage, home / "runs")
 
 
+def test_more_test_rows_measure_again_and_train_nothing(ran):
+    home, plan, have = ran
+    wider = parse_experiment("test_rows = 30\n" + STUDY, home / "data")
+    stage, before = wider.stages_of("dense")[0], plan.stages_of("dense")[0]
+    assert stage.key == before.key and not driver.is_done(stage, have)
+    task = before.build_task()
+    assert set(stage.measured_on(task).test.texts) > set(task.test.texts)
+    (point, done) = run_stage(stage, home / "runs")
+    assert (point["rows"], done["facts"]["splits"]["test"]["rows"]) == (30, 30)
+    (old,) = [r for r in have if r["kind"] == "stage" and r["stage"] == stage.key]
+    assert done["weights"] == old["weights"] and done["training"] == old["training"]
+
+
+def test_more_test_rows_are_never_training_rows(tmp_path):
+    data = folder(tmp_path / "data")
+    (data / "test.csv").unlink()  # test rows come out of the training file
+    stage = parse_experiment("test_rows = 30\n" + STUDY, data).stages_of("dense")[0]
+    with pytest.raises(ValueError, match="a test file of its own"):
+        stage.measured_on(stage.build_task())
+
+
 def test_the_page_of_a_text_study_is_written(ran, tmp_path):
     _, plan, have = ran
     write_page(plan, have, tmp_path / "page.html")
@@ -222,6 +243,7 @@ def test_the_page_of_a_text_study_is_written(ran, tmp_path):
         ('from = "dense"', 'from = "tfidf"', "a baseline without a model"),
         ('against = "tfidf"', 'against = "nobody"', "is of 'nobody', which is no stage"),
         ('protocol = "padded"', "", "has a protocol"),
+        ('name = "study"', 'name = "study"\ntest_rows = 1', "test_rows are two or more texts"),
         ("train = 60", 'train = "many"', "train must be a whole number or nothing, not 'many'"),
     ],
 )

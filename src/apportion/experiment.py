@@ -59,6 +59,7 @@ class Experiment:
     paired: bool = False  # each optimisation seed has the data seed of its place
     figure: tuple[str, ...] = ()  # methods that are drawn and swept, where not all are
     beside_paper: str = ""  # what to know before comparing with the paper's numbers
+    test_rows: int | None = None  # that all of it is measured on, where not the task's own
 
     @property
     def model_words(self) -> str:
@@ -135,6 +136,9 @@ def experiment_of(
     budgets = tuple(check_budget(b) for b in data.get("budgets", (0.25, 0.5, 0.75)))
     timing = _timing(data.get("timing", {}))
     kinds = UNITS[data.get("units", "heads")]
+    test_rows = data.get("test_rows")
+    if test_rows is not None and (test_rows < 2 or not isinstance(task, Text)):
+        raise ValueError(f"test_rows are two or more texts, not {test_rows} rows of this task")
     stages: list[Stage] = []
     for entry in data["stage"]:
         check(f"stage {entry.get('method')!r}", entry, _STAGE | get_type_hints(Recipe))
@@ -152,7 +156,10 @@ def experiment_of(
         for data_seed, seed in cells:
             cell = replace(task, seed=data_seed)
             made = _stages_of(entry, cell, model, seed, budgets, stages)
-            stages += [replace(s, timing=timing, weights=weights, kinds=kinds) for s in made]
+            stages += [
+                replace(s, timing=timing, weights=weights, kinds=kinds, test_rows=test_rows)
+                for s in made
+            ]
     if len({stage.key for stage in stages}) < len(stages):
         raise ValueError("two of the stages are the same but for their names")
     for section, kind in (("row", Row), ("goal", Goal)):
@@ -177,6 +184,7 @@ def experiment_of(
         paired=paired,
         figure=tuple(data.get("figure", ())),
         beside_paper=data.get("beside_paper", ""),
+        test_rows=test_rows,
     )
 
 
@@ -291,6 +299,7 @@ _FILE = {
     "timing": dict,
     "budgets": tuple[float, ...],
     "units": Literal["heads", "all"],
+    "test_rows": int,
     "seeds": dict,
     "task": dict,
     "model": dict,

@@ -44,6 +44,7 @@ def run_stage(
         return _run_baseline(stage, started)
     task = stage.build_task()
     checkpoint = produce(stage, runs, progress, task)
+    task = stage.measured_on(task)
     model = checkpoint.model.to(stage.device)
     if stage.score is not None:
         measured = _measure_scores(stage, checkpoint, task)
@@ -67,7 +68,7 @@ def run_stage(
 def _run_baseline(stage: Stage, started: float) -> list[dict[str, Any]]:
     """A method of another kind on the same rows, for the same table."""
     assert stage.baseline is not None
-    task = stage.task.build()
+    task = stage.measured_on(stage.task.build())
     outcome, chosen = BASELINES[stage.baseline](task)
     point = {**_point("baseline", 1.0, outcome), "chosen": chosen}
     seconds = round(time.monotonic() - started, 1)

@@ -30,6 +30,7 @@ class Architecture:
     up: str
     down: str
     attention: str = ""  # what is called for attention, if it can't do without any head
+    norm: str = ""  # beside each output projection, in a part that adds the two and norms the sum
 
 
 _BERT = Architecture(
@@ -42,6 +43,7 @@ _BERT = Architecture(
     up="intermediate.dense",
     down="output.dense",
     attention="attention.self",
+    norm="LayerNorm",
 )
 
 # The key is `model.config.model_type`, as in Transformers.
@@ -100,6 +102,7 @@ class Site:
     width: int
     hidden: int
     attention: str = ""  # what has to be replaced when no head is left
+    norm: str = ""  # of the sum of the output and the residual stream, in the output's own part
 
     def unit_macs(self, length: int) -> int:
         """Multiply-accumulates that one unit spends on one sequence of this length."""
@@ -151,6 +154,7 @@ def find_sites(
                     width=width,
                     hidden=last.out_features,
                     attention=attention,
+                    norm=row.norm,
                 )
             )
     return tuple(sites)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from apportion.allocation import allocate
 from apportion.elastic import Elastic
+from apportion.fusing import fuse
 from apportion.surgery import cut
 
 _BUDGETS = 64  # as many different budgets are remembered
@@ -56,7 +57,7 @@ class Skipping(nn.Module):
             kept = allocate(self.gates.scores(budget), self.units, budget, self.floor)
             model = self._of_kept.get(kept.kept)
             if model is None:
-                model = cut(self.whole, kept, share=True).eval()
+                model = fuse(cut(self.whole, kept, share=True).eval())
         if len(self._of_budget) >= _BUDGETS:
             self._forget()
         # Two threads may both have made it; one of the two is kept, and either is right.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,7 @@ class Stage:
     nested: bool = False  # scores give one order for all budgets, and units stand in it
     repair: bool = False  # what stays makes up for what a budget switches off, in closed form
     sweep: bool = True  # measured at the sweep's budgets, and not only at those of the tables
+    test_rows: int | None = None  # measured on so many, where not on the task's own
     timing: Timing = Timing()
     weights: Path | None = None  # folder of the pretrained model, if not where its name says
     device: str = "cpu"  # where it is measured; training takes an accelerator where there is one
@@ -126,7 +127,8 @@ class Stage:
     def measures(self) -> str:
         """A hash of what is measured on it: a change of budgets measures again, trains not."""
         swept = SWEEP if self.sweep else ()
-        return _digest({"budgets": self.budgets, "sweep": swept, "only": self.only, "v": 1})
+        rows = {"rows": self.test_rows} if self.test_rows else {}
+        return _digest({"budgets": self.budgets, "sweep": swept, "only": self.only, "v": 1, **rows})
 
     @property
     def has_gates(self) -> bool:
@@ -144,6 +146,19 @@ class Stage:
         """The task with its rows; a pretrained model brings its own words."""
         name = self.model.get("pretrained")
         return self.task.build(load_words(name, self.task.length, self.weights) if name else None)
+
+    def measured_on(self, task: Task) -> Task:
+        """Its task with the test rows that it is measured on: more rows train nothing again."""
+        if self.test_rows is None:
+            return task
+        assert isinstance(self.task, Text)
+        wider = replace(self.task, test=self.test_rows).build(task.words)
+        if wider.train.digest() != task.train.digest():
+            raise ValueError(
+                "test_rows needs data with a test file of its own: other test rows "
+                "would be other training rows"
+            )
+        return wider
 
     @property
     def timed_at(self) -> tuple[float, ...]:
