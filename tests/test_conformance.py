@@ -262,6 +262,21 @@ def test_skipping_copies_only_what_it_slices(elastic):
         assert full[name].data_ptr() == value.data_ptr(), name
 
 
+def test_a_hook_on_a_layer_sees_every_budget(elastic, inputs):
+    """Modules of a budget have the hooks of the whole model: memory of their own would be waste."""
+    skipping = Skipping(elastic).prepare(0.3, 0.8)
+    layer = find_sites(skipping.whole)[0].inputs[0].rpartition(".")[0]
+    seen = []
+    hook = skipping.whole.get_submodule(layer).register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad():
+        for budget in (None, 0.3, 0.8, 0.5):
+            ask(skipping, inputs, budget=budget)
+        assert len(seen) == 4
+        hook.remove()
+        ask(skipping, inputs, budget=0.3)
+    assert len(seen) == 4
+
+
 def test_skipping_keeps_the_weights_of_its_moment(elastic, inputs):
     skipping = Skipping(elastic).prepare(0.5)
     with torch.no_grad():

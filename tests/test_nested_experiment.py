@@ -102,6 +102,14 @@ name = "at once"
 method = "nested"
 switch_us = 1e6
 [[goal]]
+name = "in some memory"
+method = "nested"
+memory = 1e3
+[[goal]]
+name = "in no memory at all"
+method = "nested"
+memory = 0.0
+[[goal]]
 name = "trained in good time"
 method = "nested"
 against = "dense"
@@ -143,6 +151,8 @@ def test_goals_of_speed_switching_training_and_averages_are_judged(ran):
         "as good as specialists": "yes",
         "better than specialists can be": "no",
         "at once": "yes",
+        "in some memory": "yes",
+        "in no memory at all": "no",
         "trained in good time": "yes",
     }
     without = [r for r in have if r["method"] != "specialist"]

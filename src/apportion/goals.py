@@ -29,12 +29,18 @@ class Goal:
     over: tuple[float, ...] = ()  # budgets, of which the difference to that method is the average
     speedup: float | None = None  # measured, at least
     switch_us: float | None = None  # microseconds to another budget, at most
+    memory: float | None = None  # of all timed budgets over the dense model, as a share, at most
     training: float | None = None  # seconds of training, in those of that method, at most
 
     @property
     def is_of_time(self) -> bool:
         """Whether it asks for the speed of a model at a budget."""
         return any(v is not None for v in (self.share_of_bound, self.share_of_cut, self.speedup))
+
+    @property
+    def is_of_switching(self) -> bool:
+        """Whether it asks what another budget takes, in time or in memory."""
+        return self.switch_us is not None or self.memory is not None
 
     def asks(self) -> str:
         """The goal in words."""
@@ -55,6 +61,8 @@ class Goal:
             parts.append(f"≥ {self.speedup:g}x")
         if self.switch_us is not None:
             parts.append(f"≤ {self.switch_us:g} µs, no weight copied")
+        if self.memory is not None:
+            parts.append(f"≤ {100 * self.memory:g} % over the dense model")
         if self.cost is not None:
             parts.append(f"cost ≤ {self.cost:g}")
         if self.share_of_bound is not None:

@@ -125,7 +125,7 @@ def check_goals(goals: Iterable[Goal], stages: Iterable[Stage]) -> None:
             if method not in of_method:
                 raise ValueError(f"[[goal]] {goal.name!r} is of {method!r}, which is no stage")
         timed = goal.is_of_time
-        if (timed or goal.switch_us is not None) and not of_method[goal.method].latency:
+        if (timed or goal.is_of_switching) and not of_method[goal.method].latency:
             raise ValueError(f"[[goal]] {goal.name!r} is of time, and its stage is not timed")
         if (goal.over or goal.training is not None) and goal.against is None:
             raise ValueError(f"[[goal]] {goal.name!r} compares, and names nothing to compare with")

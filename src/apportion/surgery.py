@@ -19,8 +19,9 @@ def cut(model: nn.Module, allocation: Allocation, share: bool = False) -> nn.Mod
     """A new model without the units that the allocation drops; the given one is left alone.
 
     A layer that keeps no heads costs nothing but its output projection's bias. With `share`, all
-    that need not be sliced is the given model's own, tensors and modules: many cuts of one model
-    cost little, and what is done to such a module (`train`, `to`, a hook) is done to both.
+    that need not be sliced is the given model's own, tensors, modules and hooks: many cuts of one
+    model cost little. A hook on a module of one is a hook on all, and so are `train` and `to` on
+    a module that is not sliced.
     """
     spans = allocation.units.spans
     kinds = sorted({kind for _, kind in spans})
@@ -38,7 +39,7 @@ def cut(model: nn.Module, allocation: Allocation, share: bool = False) -> nn.Mod
 
 
 def _untouched(model: nn.Module, kinds: Sequence[str]) -> list[object]:
-    """Tensors, and modules in which no unit lives."""
+    """Tensors, modules in which no unit lives, and the hooks of the others: half of their size."""
     sites = find_sites(model, kinds, block=1)
     names = {name for site in sites for name in (*site.inputs, site.output)}
     above = {name[:at] for name in names for at in range(len(name)) if name[at] == "."} | names
@@ -46,6 +47,7 @@ def _untouched(model: nn.Module, kinds: Sequence[str]) -> list[object]:
         *model.parameters(),
         *model.buffers(),
         *(part for name, part in model.named_modules() if name and name not in above),
+        *(v for part in model.modules() for name, v in vars(part).items() if "_hooks" in name),
     ]
 
 

@@ -41,7 +41,7 @@ def _found(goal: Goal, records: Records) -> list[Mapping[str, Any]]:
 def _kind(goal: Goal) -> str:
     if goal.is_of_time:
         return "latency"
-    if goal.switch_us is not None:
+    if goal.is_of_switching:
         return "switching"
     if goal.training is not None:
         return "stage"
@@ -51,7 +51,7 @@ def _kind(goal: Goal) -> str:
 
 
 def _where(goal: Goal) -> dict[str, object]:
-    if goal.monotone or goal.switch_us is not None or goal.training is not None:
+    if goal.monotone or goal.is_of_switching or goal.training is not None:
         return {}
     where: dict[str, object] = {"budget": goal.budget}
     if goal.throughput is None:
@@ -70,6 +70,10 @@ def _judge(goal: Goal, found: Records, records: Records) -> tuple[str, bool | No
         extra = max(r["extra_bytes"] for r in found)
         reached = f"median {slowest:.2f} µs at most, {extra:,} bytes of weights more"
         return reached, slowest <= goal.switch_us and extra == 0
+    if goal.memory is not None:
+        more = max((r["extra_bytes"] + r["object_bytes"]) / r["whole_bytes"] for r in found)
+        budgets = len(found[0]["budgets"])
+        return f"{100 * more:.2f} % at most, for {budgets} budgets", more <= goal.memory
     if goal.training is not None:
         return _judge_training(goal, found, records)
     if goal.over:
