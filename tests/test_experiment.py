@@ -96,7 +96,8 @@ class Quiet:
         pass
 
     def ticked(self, stage, tick):
-        self.trained.add(stage.key)
+        if tick.loss is not None:
+            self.trained.add(stage.key)
 
     def finished(self, stage, seconds):
         self.done.append(stage.label)

@@ -87,6 +87,17 @@ def test_loss_increase_is_that_of_each_unit_switched_off(elastic, task):
     assert scores.shape == (8,)
 
 
+@pytest.mark.parametrize("score", [scoring.loss_increase, scoring.squared_gradient])
+def test_long_work_tells_how_far_it_is(score, elastic, task):
+    told = []
+    score(elastic, task.validation, lambda done, of: told.append((done, of)))
+    rows = len(task.validation)
+    assert len(told) > 1 and told[-1] == (rows, rows) and told == sorted(told)
+    told.clear()
+    sweep(elastic, task.test, (0.5, 1.0), progress=lambda done, of: told.append((done, of)))
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
 def test_random_scores_depend_on_the_seed_alone(elastic):
     one, same, other = (scoring.random(elastic.units, seed).scores for seed in (1, 1, 2))
     assert torch.equal(one, same)

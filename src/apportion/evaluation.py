@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, Literal
 
 import torch
@@ -110,13 +110,15 @@ def sweep(
     budgets: Sequence[float] = SWEEP,
     forms: Sequence[Form] = ("soft", "hard"),
     floor: int = 0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Point]:
     """How the model does at each budget, in the order given, in each form."""
-    return [
-        Point(budget, form, evaluate(model, split, budget, form, floor))
-        for form in forms
-        for budget in budgets
-    ]
+    points = []
+    for form, budget in product(forms, budgets):
+        points.append(Point(budget, form, evaluate(model, split, budget, form, floor)))
+        if progress:
+            progress(len(points), len(forms) * len(budgets))
+    return points
 
 
 def rank_agreement(first: Sequence[float], second: Sequence[float]) -> float:

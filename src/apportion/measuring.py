@@ -25,13 +25,13 @@ from apportion.benchmark import (
 )
 from apportion.checkpoint import Checkpoint, load, save, weights_digest
 from apportion.elastic import Elastic, plain_of
-from apportion.evaluation import SWEEP, Form, Outcome, evaluate, is_monotone, sweep
+from apportion.evaluation import SWEEP, Form, Outcome, Point, evaluate, is_monotone, sweep
 from apportion.prediction import time_predictions
 from apportion.records import provenance
 from apportion.skipping import Skipping
 from apportion.stages import Stage, Timing, produce
 from apportion.tasks import Split, Task
-from apportion.training import Tick
+from apportion.training import Tick, telling
 from apportion.units import Allocation
 
 
@@ -46,10 +46,11 @@ def run_stage(
     checkpoint = produce(stage, runs, progress, task)
     task = stage.measured_on(task)
     model = checkpoint.model.to(stage.device)
+    tell = telling(progress, "measuring")
     if stage.score is not None:
-        measured = _measure_scores(stage, checkpoint, task)
+        measured = _measure_scores(stage, checkpoint, task, tell)
     elif isinstance(model, Elastic):
-        measured = _measure_elastic(stage, model, task)
+        measured = _measure_elastic(stage, model, task, tell)
     elif checkpoint.kept is not None:
         outcome = replace(evaluate(model, task.test), cost=checkpoint.kept.cost)
         measured = [_point("cut", stage.only or 1.0, outcome)]
@@ -91,15 +92,17 @@ def _end_of(stage: Stage, task: Task) -> dict[str, Any]:
     }
 
 
-def _measure_scores(stage: Stage, checkpoint: Checkpoint, task: Task) -> list[dict[str, Any]]:
+def _measure_scores(
+    stage: Stage, checkpoint: Checkpoint, task: Task, tell: Callable[[int, int], None]
+) -> list[dict[str, Any]]:
     """What a model keeps when the stage's scores choose its units."""
     model, training = checkpoint.model, checkpoint.notes["training"]
-    records = [{"kind": "scores", **{k: v for k, v in training.items() if k in _OF_SCORES}}]
+    assert isinstance(model, Elastic)
+    scores = {"kind": "scores", **{k: v for k, v in training.items() if k in _OF_SCORES}}
     # Of a nested model a cut one is the quicker way to the hard mask.
     form: Form = "cut" if stage.nested else "hard"
-    for budget in stage.budgets:
-        records.append(_point(form, budget, evaluate(model, task.test, budget, form, stage.floor)))
-    return records
+    points = sweep(model, task.test, stage.budgets, (form,), stage.floor, tell)
+    return [scores, *_points(points)]
 
 
 _OF_SCORES = (
@@ -117,24 +120,20 @@ _OF_SCORES = (
 _RANKED_AT = (0.25, 0.75)  # where the paper compares the rankings of the gates
 
 
-def _measure_elastic(stage: Stage, model: Elastic, task: Task) -> list[dict[str, Any]]:
+def _measure_elastic(
+    stage: Stage, model: Elastic, task: Task, tell: Callable[[int, int], None]
+) -> list[dict[str, Any]]:
     """What a model keeps when its gates do: at its one budget, or at all of the sweep's."""
     if stage.only is not None:
-        return [
-            _point(form, stage.only, evaluate(model, task.test, stage.only, form, stage.floor))
-            for form in ("soft", "hard")
-        ]
+        return _points(sweep(model, task.test, (stage.only,), floor=stage.floor, progress=tell))
     budgets = sorted({*(SWEEP if stage.sweep else ()), *stage.budgets, 1.0})
     if model.gates.order is None:
-        points = sweep(model, task.test, budgets, floor=stage.floor)
-        cut_at: Sequence[float] = stage.budgets
+        points = sweep(model, task.test, budgets, floor=stage.floor, progress=tell)
+        cut_too = sweep(model, task.test, stage.budgets, ("cut",), stage.floor, tell)
     else:
         # Never trained to be half open; and a cut model is the quicker way to the hard mask.
-        points, cut_at = sweep(model, task.test, budgets, ("cut",), stage.floor), ()
-    records = [_point(point.form, point.budget, point.outcome) for point in points]
-    for budget in cut_at:
-        outcome = evaluate(model, task.test, budget, "cut", stage.floor)
-        records.append(_point("cut", budget, outcome))
+        points, cut_too = sweep(model, task.test, budgets, ("cut",), stage.floor, tell), []
+    records = _points([*points, *cut_too])
     records.append({"kind": "monotone", "monotone": is_monotone(points)})
     with torch.no_grad():
         for budget in sorted({*stage.budgets, *_RANKED_AT, 1.0}):
@@ -143,6 +142,10 @@ def _measure_elastic(stage: Stage, model: Elastic, task: Task) -> list[dict[str,
             kept = model.allocation(budget, stage.floor).to_dict()
             records.append({"kind": "gates", "budget": budget, "z": z, "kept": kept})
     return records
+
+
+def _points(points: Sequence[Point]) -> list[dict[str, Any]]:
+    return [_point(point.form, point.budget, point.outcome) for point in points]
 
 
 def _point(form: str, budget: float, outcome: Outcome) -> dict[str, Any]:

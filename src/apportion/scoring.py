@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from apportion.recalling import attention_names, layer_names, recalling, remembe
 from apportion.tasks import Split, Task
 from apportion.units import Units
 
+Progress = Callable[[int, int], None]  # told how much is done, and how much there is
 SCORED_ROWS = 1000  # training rows that a gradient is taken over
 _BATCH = 32
 
@@ -30,7 +31,7 @@ class Scored:
     facts: Mapping[str, Any]
 
 
-def loss_increase(model: Elastic, split: Split) -> Scored:
+def loss_increase(model: Elastic, split: Split, progress: Progress | None = None) -> Scored:
     """How much the loss on a split rises when each unit alone is switched off.
 
     The paper's post-hoc baseline; the split is validation, never test. What lies below a unit
@@ -42,7 +43,7 @@ def loss_increase(model: Elastic, split: Split) -> Scored:
     rises = torch.zeros(len(units), dtype=torch.float64)
     whole_seconds, seconds = 0.0, 0.0
     with torch.inference_mode():
-        for inputs, labels in split.batches(_BATCH):
+        for inputs, labels in _told(split, progress):
             started = time.perf_counter()
             with remembering(model.model, (*layers, *attentions.values())) as seen:
                 whole = _loss(model, inputs, labels, torch.ones(len(units)))
@@ -79,7 +80,7 @@ def _time_padded(model: Elastic, split: Split) -> float:
     return (time.perf_counter() - started) * len(split) / sum(map(len, rows))
 
 
-def squared_gradient(model: Elastic, split: Split) -> Scored:
+def squared_gradient(model: Elastic, split: Split, progress: Progress | None = None) -> Scored:
     """Σ over rows of (∂loss/∂z_u)², with all gates open: how much the loss bends at each unit.
 
     Of training rows; no unit has to be switched off, so it costs about two passes in all.
@@ -88,7 +89,7 @@ def squared_gradient(model: Elastic, split: Split) -> Scored:
     scores = torch.zeros(len(model.units), dtype=torch.float64)
     rows = torch.arange(min(SCORED_ROWS, len(split)))
     started = time.perf_counter()
-    for inputs, labels in Split(*split.batch(rows)).batches(_BATCH):
+    for inputs, labels in _told(Split(*split.batch(rows)), progress):
         # A gate an example, so that gradients are squared before they are summed.
         z = torch.ones(len(labels), len(model.units), requires_grad=True)
         (gradient,) = torch.autograd.grad(_loss(model, inputs, labels, z), z)
@@ -141,16 +142,31 @@ def nest(model: Elastic, score: Callable[[Elastic], Scored]) -> tuple[Elastic, S
     return coarse.nested(scores), Scored(scores, scored.facts)
 
 
-# By name, as experiment files call them: from a model, its task, a seed and a teacher with gates.
-SOURCES: dict[str, Callable[[Elastic, Task, int, Elastic | None], Scored]] = {
-    "loss-increase": lambda model, task, seed, teacher: loss_increase(model, task.validation),
-    "squared-gradient": lambda model, task, seed, teacher: squared_gradient(model, task.train),
-    "learned": lambda model, task, seed, teacher: learned(teacher),
-    "random": lambda model, task, seed, teacher: random(model.units, seed),
-    "uniform": lambda model, task, seed, teacher: uniform(
-        squared_gradient(model, task.train), model.units
+# By name, as experiment files call them: from a model, its task, a seed, a teacher with gates, and
+# whoever is told how far it is.
+SOURCES: dict[str, Callable[[Elastic, Task, int, Elastic | None, Progress | None], Scored]] = {
+    "loss-increase": lambda model, task, _seed, _teacher, progress: loss_increase(
+        model, task.validation, progress
+    ),
+    "squared-gradient": lambda model, task, _seed, _teacher, progress: squared_gradient(
+        model, task.train, progress
+    ),
+    "learned": lambda _model, _task, _seed, teacher, _progress: learned(teacher),
+    "random": lambda model, _task, seed, _teacher, _progress: random(model.units, seed),
+    "uniform": lambda model, task, _seed, _teacher, progress: uniform(
+        squared_gradient(model, task.train, progress), model.units
     ),
 }
+
+
+def _told(split: Split, progress: Progress | None) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """Batches of a split; after each of them, how many rows are done and how many there are."""
+    done = 0
+    for inputs, labels in split.batches(_BATCH):
+        yield inputs, labels
+        done += len(labels)
+        if progress:
+            progress(done, len(split))
 
 
 def _loss(model: Elastic, inputs: Mapping[str, Tensor], labels: Tensor, z: Tensor) -> Tensor:

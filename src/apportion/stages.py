@@ -27,12 +27,12 @@ from apportion.gates import check_budget
 from apportion.recipes import Recipe
 from apportion.records import provenance
 from apportion.repairing import repair
-from apportion.scoring import SOURCES, nest
+from apportion.scoring import SOURCES, Scored, nest
 from apportion.sites import largest_block
 from apportion.surgery import cut
 from apportion.tasks import Task, TaskSpec
 from apportion.tasks.text import Text
-from apportion.training import Tick, fit
+from apportion.training import Tick, fit, telling
 from apportion.units import Allocation
 
 
@@ -290,20 +290,20 @@ def _score(
     plain = plain_of(model)
     elastic = Elastic(plain, stage.kinds, length=task.length, block=largest_block(plain))
     with_gates = teacher if isinstance(teacher, Elastic) else None
-    source = SOURCES[stage.score]
+    tell = telling(progress, "scoring")
+
+    def score(units: Elastic) -> Scored:
+        return SOURCES[stage.score or ""](units, task, stage.seed, with_gates, tell)
+
     if stage.nested:
-        elastic, scored = nest(elastic, lambda fine: source(fine, task, stage.seed, with_gates))
+        elastic, scored = nest(elastic, score)
     else:
-        scored = source(elastic, task, stage.seed, with_gates)
+        scored = score(elastic)
         elastic.gates.order_by(scored.scores)
     scores = [float(f"{score:.6g}") for score in scored.scores.tolist()]
     facts = {"scores": scores, **scored.facts}
     if stage.repair:
-
-        def tell(done: int, of: int) -> None:
-            if progress:
-                progress(Tick("repair", done, of))
-
+        tell = telling(progress, "repair")
         elastic, repaired = repair(elastic, task.train, progress=tell)
         facts |= repaired
     return elastic, facts

@@ -49,6 +49,11 @@ class Tick:
     accuracy: float | None = None  # on validation, after the last finished epoch
 
 
+def telling(progress: Callable[[Tick], None] | None, what: str) -> Callable[[int, int], None]:
+    """For work that is not training: tells of what is done, and of how much there is."""
+    return lambda done, of: progress(Tick(what, done, of)) if progress else None
+
+
 @dataclass(frozen=True)
 class Epoch:
     """What was seen at the end of an epoch, on the validation split."""
