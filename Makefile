@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 # Idle threads wait without spinning, so that a busy neighbour does not slow every step.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test quick check study docs clean
+.PHONY: help demo test test-slow torture mutants quick check study docs clean
 
 help:
 	@echo "make demo    set up, train the marked-token model, print its table, write runs/demo/report.html"
 	@echo "make test    set up and run the whole test suite"
+	@echo "make test-slow  set up and run the tests that take minutes"
+	@echo "make torture set up and read 10,300 damaged checkpoint folders"
 	@echo "make quick   set up and re-run every table of the paper, reduced to minutes"
 	@echo "make check   set up, then lint, types and layers"
+	@echo "make mutants set up, break the code in one place after the other and see whether a test notices"
 	@echo "make study   set up and run what the committed records lack"
 	@echo "make docs    write the tables of README and docs anew from the records"
 	@echo "make clean   remove the virtual environment and the caches, not the runs"
@@ -28,11 +31,21 @@ demo: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2
 
+torture: $(VENV)/ready
+	$(BIN)/python tools/torture.py
+
+test-slow: $(VENV)/ready
+	$(BIN)/python -m pytest -m slow --timeout=600
+
 check: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py
+
+# Not part of a change's checks: it takes some minutes.
+mutants: $(VENV)/ready
+	$(BIN)/python tools/mutants.py
 
 quick: $(VENV)/ready
 	$(BIN)/apportion reproduce --quick

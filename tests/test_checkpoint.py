@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -46,6 +47,7 @@ def test_an_elastic_checkpoint_reloads(elastic, folder, task):
     with torch.no_grad():
         assert torch.equal(loaded.model(ids, budget=0.4), elastic(ids, budget=0.4))
     assert loaded.model.units == elastic.units
+    assert not any(part.training for part in loaded.model.modules())
 
 
 def test_the_order_of_a_nested_model_is_saved(elastic, tmp_path, task):
@@ -196,7 +198,6 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(elastic, folder):
         save(Checkpoint(elastic), folder)
     assert weights_digest(load(folder).model) == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 def test_a_full_disk_leaves_the_last_good_training_state(encoder, task, tmp_path):
@@ -240,4 +241,73 @@ def test_a_kill_in_the_middle_of_a_save_loses_nothing(elastic, folder, moves):
     assert weights_digest(load(folder).model) == before
     save(Checkpoint(elastic), folder)
     assert weights_digest(load(folder).model) == before
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_link_to_a_checkpoint_is_saved_through(elastic, tmp_path):
+    (tmp_path / "link").symlink_to("real")
+    for _ in range(3):
+        save(Checkpoint(elastic), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert weights_digest(load(tmp_path / "real").model) == weights_digest(elastic)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+def test_a_save_removes_what_its_own_killed_saves_left(elastic, folder):
+    """And nothing of a folder whose name begins alike."""
+    part = f".999999999-00000000-{'0' * 8}.part"
+    for name in ("model", "model.old"):
+        (folder.parent / f".{name}{part}").mkdir()
+    (folder.parent / ".model.abcd_123.part").mkdir()  # as version 0.1 named them
+    save(Checkpoint(elastic), folder)
+    assert {path.name for path in folder.parent.iterdir()} == {"model", f".model.old{part}"}
+
+
+def test_every_file_of_a_checkpoint_has_the_mode_that_the_umask_says(elastic, tmp_path):
+    before = os.umask(0o022)
+    try:
+        save(Checkpoint(elastic), tmp_path / "model")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "model").stat().st_mode & 0o777 == 0o755
+    assert {p.stat().st_mode & 0o777 for p in (tmp_path / "model").iterdir()} == {0o644}
+
+
+SAVES = """
+import sys, time
+from apportion.checkpoint import load, save
+folder = sys.argv[1]
+checkpoint = load(folder)
+print("ready", flush=True)
+sys.stdin.readline()
+saves = 0
+while saves < 3:
+    try:
+        save(checkpoint, folder)
+        saves += 1
+    except OSError as error:
+        print(error)
+        time.sleep(0.001)
+"""
+
+
+def test_two_savers_never_harm_each_other(elastic, folder):
+    """One of them is refused, in one sentence; what is there is whole at any moment."""
+    command = [sys.executable, "-c", SAVES, str(folder)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    savers = [subprocess.Popen(command, text=True, **pipes) for _ in range(2)]
+    for saver in savers:
+        assert saver.stdout.readline() == "ready\n"
+    said = []
+    for saver in savers:
+        saver.stdin.write("go\n")
+        saver.stdin.flush()
+    for _ in range(5):
+        assert weights_digest(load(folder).model) == weights_digest(elastic)
+    for saver in savers:
+        out, err = saver.communicate(timeout=120)
+        assert saver.returncode == 0, err
+        said.append(out.splitlines())
+    refused = f"another process is writing {folder}; wait until it ends, or choose another place"
+    assert {line for lines in said for line in lines} <= {refused}
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]

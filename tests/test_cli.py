@@ -1,26 +1,37 @@
 from __future__ import annotations
 
+import io
 import json
+import re
 import subprocess
 import sys
 
 import pytest
+from typer.main import get_command
 
 from apportion import cli, records
 from apportion.checkpoint import MANIFEST, Checkpoint, load, save
 from apportion.elastic import Elastic
+from apportion.evaluation import SWEEP
+from apportion.files import holding
 
 TRAIN = "train --rows 64 --length 12 --epochs 1 --budgeted-epochs 1 --hidden 16 --heads 4"
 
 
 def run(capsys, *words: str) -> tuple[int, str, str]:
     """The exit code, stdout and stderr of a command."""
+    said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["apportion", *words])
+        # The console of the commands, whoever else has put his hand on stderr.
+        rooms = [room for name, room in sys.modules.items() if name.startswith("apportion.cli")]
+        for room in rooms:
+            if hasattr(room, "err"):
+                patch.setattr(room.err, "_file", said)
         with pytest.raises(SystemExit) as stop:
             cli.main()
     captured = capsys.readouterr()
-    return int(stop.value.code or 0), captured.out, captured.err
+    return int(stop.value.code or 0), captured.out, captured.err + said.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +82,23 @@ def test_sweep_prints_19_budgets_and_a_verdict(trained, capsys):
     code, out, _ = run(capsys, "sweep", str(home / "checkpoint"), "--json")
     found = json.loads(out)
     assert code == 0
+    for form in ("soft", "hard"):
+        points = [point for point in found["points"] if point["form"] == form]
+        assert [point["budget"] for point in points] == list(SWEEP)
+        costs = [point["cost"] for point in points]
+        assert costs == sorted(costs) and costs[0] < costs[-1]
     assert len(found["points"]) == 38
     assert found["monotone"] is True
-    _, text, _ = run(capsys, "sweep", str(home / "checkpoint"), "-b", "0.5", "--form", "cut")
-    assert "monotone" in text
+
+
+@pytest.mark.parametrize(("monotone", "says"), [(True, "Cost is"), (False, "Cost is not")])
+def test_sweep_says_whether_more_budget_ever_costs_less(
+    trained, capsys, monkeypatch, monotone, says
+):
+    monkeypatch.setattr("apportion.evaluation.is_monotone", lambda points: monotone)
+    words = ["sweep", str(trained[0] / "checkpoint"), "-b", "0.5", "--form", "cut"]
+    code, text, _ = run(capsys, *words)
+    assert code == 0 and f"{says} monotone in the budget." in " ".join(text.split())
 
 
 def test_cut_writes_a_smaller_checkpoint(trained, capsys, tmp_path):
@@ -101,7 +125,7 @@ def test_bench_times_every_arm(trained, capsys):
     assert code == 0
     assert [r["form"] for r in found] == ["dense", "soft", "hard", "skip", "cut"]
     _, text, _ = run(capsys, *words)
-    assert "bound by MACs" in text
+    assert "by MACs" in text
 
 
 def test_report_prints_every_table(trained, capsys, tmp_path):
@@ -131,6 +155,17 @@ def test_run_takes_the_file_that_train_wrote(trained, capsys):
         (["sweep", "CHECKPOINT", "--form", "gently"], "a form is one of soft, hard, cut"),
         (["sweep", "CHECKPOINT", "--split", "dev"], "a split is one of train, validation, test"),
         (["bench", "CHECKPOINT", "--threads", "0"], "threads must be at least 1"),
+        (["bench", "CHECKPOINT", "--threads", "100000"], "threads must be at most"),
+        (["train", "--data", ""], "--data is empty; is a variable of the shell not set?"),
+        (["train", "--model="], "--model is empty"),
+        (["train", "--out", "HOME/x", "--data", "HOME", "--text", ""], "--text is empty"),
+        (["inspect", ""], "an argument is empty"),
+        (["train", "--out", "HOME/x", "--rows", "0"], "train needs at least 2 rows, not 0"),
+        (["train", "--out", "HOME/x", "--held-out", "0"], "validation needs at least 2 rows"),
+        (["train", "--out", "HOME/x", "--data-seed", "-1"], "none below 0"),
+        (["train", "--out", "HOME/x", "--lam", "nan"], "lam must be a finite number, not nan"),
+        (["train", "--out", "HOME/x", "--beta", "inf"], "beta must be a finite number, not inf"),
+        (["train", "--model", "minilm", "--data", "HOME", "--heads", "0"], "has its own layers"),
         (["bench", "CHECKPOINT", "--batch", "0"], "batch must be at least 1"),
         (["inspect", "HOME/nothing"], "is not a checkpoint"),
         (["cut", "CHECKPOINT", "-b", "0.5", "--out", "CHECKPOINT"], "is the checkpoint itself"),
@@ -230,7 +265,7 @@ def test_a_full_disk_is_one_sentence_and_exit_code_1(trained, capsys, tmp_path, 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("apportion.state.save_file", full)
+    monkeypatch.setattr("apportion.files.save_file", full)
     words = ["cut", str(home / "checkpoint"), "-b", "0.5", "--out", str(tmp_path / "half")]
     code, _, err = run(capsys, *words)
     assert code == 1
@@ -240,11 +275,16 @@ def test_a_full_disk_is_one_sentence_and_exit_code_1(trained, capsys, tmp_path, 
 
 def test_help_teaches_every_command(capsys):
     _, out, _ = run(capsys, "--help")
-    for command in ("train", "run", "sweep", "inspect", "cut", "bench", "report"):
-        assert command in out
-        code, text, _ = run(capsys, command, "--help")
+    commands = get_command(cli.app).commands
+    assert {"train", "convert", "predict", "reproduce"} < set(commands)
+    for name, command in commands.items():
+        assert re.search(rf"^\W*{name} +\w", out, flags=re.MULTILINE), "and what it is for"
+        code, text, _ = run(capsys, name, "--help")
         assert code == 0
-        assert len(text.splitlines()) > 8
+        words = " ".join(text.split())
+        for taken in command.params:
+            assert (taken.opts[0] if taken.param_type_name == "option" else taken.name) in words
+            assert taken.param_type_name != "option" or taken.help, f"{name} {taken.name}"
 
 
 def test_results_hold_no_path_of_the_machine(trained):
@@ -252,3 +292,63 @@ def test_results_hold_no_path_of_the_machine(trained):
     text = (home / "results" / "experiment.jsonl").read_text()
     assert str(home.parent) not in text
     assert all(r["stage"] for r in records.read(home / "results" / "experiment.jsonl"))
+
+
+def test_two_trainings_into_one_folder_are_one_and_a_sentence(trained, tmp_path, capsys):
+    """The second is refused at once, whichever of its folders the first one holds."""
+    home, _ = trained
+    before = (home / "results" / "experiment.jsonl").read_bytes()
+    stages, results = str(home / "stages"), home / "results" / "experiment.jsonl"
+    words = [*TRAIN.split(), "--out", str(home)]
+    for held in (home, home / "stages", results):
+        with holding(held):
+            code, out, err = run(capsys, *words)
+            assert (code, out) == (1, "") and f"another process is writing {held}" in err
+            assert len(err.strip().splitlines()) == 1
+    with holding(results):
+        code, _, err = run(capsys, "run", str(home / "experiment.toml"), "--runs", stages)
+        assert code == 1 and "another process is writing" in err
+    assert results.read_bytes() == before
+    assert not [path for path in home.rglob(".*") if path.suffix in (".lock", ".part")]
+    assert run(capsys, *words)[0] == 0
+
+
+def test_interrupted_imports_leave_no_traceback():
+    script = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "apportion.cli.app":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+import apportion.cli
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.parametrize("line", ['{"kind": "stage"}', '{"kind": "latency"}', "[" * 100_000])
+def test_records_that_are_none_are_passed_over(trained, capsys, line):
+    home, _ = trained
+    results = home / "results" / "experiment.jsonl"
+    before = results.read_bytes()
+    try:
+        results.write_bytes(line.encode() + b"\n" + before)
+        code, out, _ = run(capsys, *TRAIN.split(), "--out", str(home))
+        assert code == 0 and "budget asked" in out
+    finally:
+        results.write_bytes(before)
+
+
+def test_records_in_another_encoding_are_named(trained, capsys):
+    home, _ = trained
+    results = home / "results" / "experiment.jsonl"
+    before = results.read_bytes()
+    try:
+        results.write_bytes(b"\xff\n" + before)
+        code, _, err = run(capsys, "report", str(home))
+        assert code == 2 and "experiment.jsonl is not UTF-8" in err
+    finally:
+        results.write_bytes(before)

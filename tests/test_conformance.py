@@ -157,10 +157,23 @@ def test_a_layer_with_no_heads_works(elastic, inputs):
         )
 
 
-def test_cutting_everything_leaves_a_model_that_answers(elastic, inputs):
+def test_cutting_everything_leaves_what_masking_everything_does(elastic, inputs):
+    nothing = Allocation.of(elastic.units, [])
     with torch.no_grad():
-        logits = ask(cut(elastic.plain(), Allocation.of(elastic.units, [])).eval(), inputs)
+        logits = ask(cut(elastic.plain(), nothing).eval(), inputs)
+        masked = ask(elastic, inputs, allocation=nothing)
     assert logits.isfinite().all()
+    assert torch.allclose(logits, masked, atol=1e-5)
+
+
+def test_a_cut_model_holds_its_own_weights_and_no_others(elastic):
+    """Not views of the whole ones, which would stay in memory; and nobody else's."""
+    smaller = elastic.cut(0.5)
+    whole = {value.untyped_storage().data_ptr() for value in elastic.model.state_dict().values()}
+    for name, value in smaller.state_dict().items():
+        memory = value.untyped_storage()
+        assert memory.nbytes() == value.numel() * value.element_size(), name
+        assert value.numel() == 0 or memory.data_ptr() not in whole, name
 
 
 def test_cut_twice_is_cut_once(elastic):
@@ -191,7 +204,7 @@ def test_each_example_may_have_its_own_budget(elastic, inputs):
             assert torch.allclose(together[row : row + 1], alone, atol=1e-5)
 
 
-def test_neither_wrapping_nor_cutting_touches_the_given_model(model, inputs):
+def test_neither_wrapping_nor_cutting_touches_the_given_model(model):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     elastic = Elastic(model, length=10)
     elastic.cut(0.5)
@@ -376,6 +389,18 @@ def test_putting_units_in_order_changes_nothing_that_is_computed(elastic, inputs
                 ask(elastic, inputs, allocation=kept),
             )
             same(ask(nested.cut(budget), inputs), ask(elastic, inputs, allocation=kept))
+
+
+def test_the_gates_of_a_nested_model_go_with_their_units(model, inputs):
+    """Half open, it computes what it did before its units were put in order."""
+    elastic = Elastic(model, ("heads", "feedforward"), length=10, tau=0.6, block=32).eval()
+    with torch.no_grad():
+        elastic.gates.a.normal_()
+        elastic.gates.s.normal_()
+        nested = elastic.nested(torch.rand(len(elastic.units)))
+        assert nested.gates.tau == 0.6
+        opened = (ask(one, inputs, z=one.gates(0.4)) for one in (nested, elastic))
+        same(*opened)
 
 
 def test_of_a_nested_model_every_budget_keeps_the_first_units_of_each_layer(elastic):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +21,11 @@ from apportion.checkpoint import load
 from apportion.elastic import Elastic
 from apportion.experiment import parse_experiment, read_experiment
 from apportion.records import read
+from apportion.tasks.rows import open_text
+from apportion.tasks.sources import read_source
+from apportion.tasks.words import Words
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +59,33 @@ def test_convert_leaves_a_table_a_checkpoint_and_a_report(converted):
     (dense,) = [r for r in have if r["kind"] == "point" and r["form"] == "dense"]
     assert dense["rows"] == 30
     (took,) = [r for r in have if r["kind"] == "scores"]
-    assert took["repair_rows"] == took["rows"]  # all of the few that there are
+    assert 0 < took["repair_rows"] <= took["rows"]  # as many as its few unknowns need
+    assert took["repair_held_out"] > 0 and 0.0 <= took["repair_share"] <= 1.0
     (switching,) = [r for r in have if r["kind"] == "switching"]
     assert switching["extra_bytes"] == 0
+
+
+def test_views_are_shown_beside_both_dense_models(converted, capsys):
+    """The plain one, and one with the same fused sums; with intervals and both kinds of ratio."""
+    home, _, out = converted
+    row = next(row for row in out["budgets"] if row["budget asked"] == "0.25")
+    have = read(home / "made" / "results" / "experiment.jsonl")
+    timed = [r for r in have if r["kind"] == "latency" and r["protocol"] == "padded"]
+    (view,) = [r for r in timed if r["form"] == "skip" and r["budget"] == 0.25]
+    assert row["speed, views"] == f"{view['speedup']:.2f}x"
+    assert row["95 % interval"] == f"{view['low']:.2f} – {view['high']:.2f}"
+    assert row["of medians"] == f"{view['of_medians']:.2f}x"
+    beside = view["over_fused"]
+    shown = f"{beside['speedup']:.2f}x ({beside['low']:.2f} – {beside['high']:.2f})"
+    assert row["views, over fused"] == shown
+    code, out, _ = run(capsys, "report", str(home / "made"), "--json")
+    protocol = json.loads(out)["protocol"]
+    assert code == 0 and [r["evaluated"] for r in protocol][:2] == [
+        "all open",
+        "all open, sums fused",
+    ]
+    assert protocol[0]["method"] == protocol[1]["method"] == "dense"
+    assert protocol[0]["accuracy"] == protocol[1]["accuracy"]
 
 
 def test_converting_again_only_prints_the_table(converted, capsys):
@@ -159,3 +190,108 @@ def test_stages_that_make_no_sense_are_refused(change, says):
     assert before in STUDY
     with pytest.raises(ValueError, match=says):
         parse_experiment(STUDY.replace(before, after))
+
+
+def written_files(monkeypatch) -> list[str]:
+    """The experiment files that commands write, in place of running them; no model is loaded."""
+    written: list[str] = []
+    monkeypatch.setattr("apportion.cli.making.make", lambda toml, *_: written.append(toml))
+    monkeypatch.setattr("apportion.cli.making.facts_of_model", lambda name, *_: json.dumps(name))
+    return written
+
+
+def test_the_readmes_command_trains_by_the_recipe_of_the_study(capsys, tmp_path, monkeypatch):
+    """Stage by stage and number by number: `train --model minilm --units all` and its table."""
+    study = read_experiment(EXPERIMENTS / "elastic-ag-news.toml")
+    written = written_files(monkeypatch)
+    words = ["train", "--data", str(folder(tmp_path / "texts")), "--model", "minilm"]
+    code, _, _ = run(capsys, *words, "--units", "all")
+    assert code == 0
+    command = parse_experiment(*written)
+    assert command.budgets == study.budgets and command.model == study.model
+    assert [stage.method for stage in command.stages] == ["dense", "repaired", "nested"]
+    for stage in command.stages:
+        theirs = study.stages_of(stage.method)[0]
+        assert stage.recipe == theirs.recipe
+        if stage.recipe:
+            assert stage.recipe.to_dict() == theirs.recipe.to_dict()
+        for name in (
+            "budgets",
+            "score",
+            "baseline",
+            "given",
+            "only",
+            "latency",
+            "keep",
+            "kinds",
+            "nested",
+            "repair",
+            "sweep",
+        ):
+            assert getattr(stage, name) == getattr(theirs, name), (stage.method, name)
+        assert replace(stage.timing, forms=None) == replace(theirs.timing, forms=None)
+        assert set(stage.timing.forms) - set(theirs.timing.forms) <= {"fused"}
+        for source in ("parent", "teacher"):
+            mine, its = getattr(stage, source), getattr(theirs, source)
+            assert (mine and mine.method) == (its and its.method)
+        assert stage.task.length == theirs.task.length
+
+
+@pytest.mark.parametrize(
+    ("given", "epochs"), [([], (3, 2)), (["--epochs", "5", "--budgeted-epochs", "4"], (5, 4))]
+)
+def test_epochs_that_are_given_take_the_place_of_the_recipes(
+    capsys, tmp_path, monkeypatch, given, epochs
+):
+    written = written_files(monkeypatch)
+    words = ["train", "--data", str(folder(tmp_path / "texts")), "--model", "minilm"]
+    for units in ("heads", "all"):
+        assert run(capsys, *words, "--units", units, *given)[0] == 0
+        plan = parse_experiment(written.pop())
+        (nested,) = plan.stages_of("nested" if units == "all" else "budgeted")
+        assert (plan.stages[0].recipe.epochs, nested.recipe.epochs) == epochs
+
+
+def counted(monkeypatch) -> list[str]:
+    """The files that are opened for their rows, as they are."""
+    opened: list[str] = []
+
+    def opening(path):
+        opened.append(path.name)
+        return open_text(path)
+
+    monkeypatch.setattr("apportion.tasks.sources.open_text", opening)
+    return opened
+
+
+@pytest.mark.parametrize("command", ["train", "train --model", "convert"])
+def test_a_command_reads_its_texts_once(capsys, tmp_path, monkeypatch, command):
+    opened = counted(monkeypatch)
+    model = str(write_classifier(tmp_path / "model", list(CLUES)))
+    if command != "train":
+        learning = "a vocabulary is learned, and the model brings its own"
+        monkeypatch.setattr(Words, "learn", lambda *_: pytest.fail(learning))
+    words = {
+        "train": ["train", "--heads", "4", "--hidden", "16"],
+        "train --model": ["train", "--model", model],
+        "convert": ["convert", model],
+    }[command]
+    epochs = ["--epochs", "1", "--budgeted-epochs", "1"] if words[0] == "train" else []
+    texts = ["--data", str(folder(tmp_path / "texts")), "--length", "12"]
+    texts += ["--rows", "24", "--held-out", "6"]
+    code, _, err = run(capsys, *words, *texts, *epochs, "--out", str(tmp_path / "made"))
+    assert code == 0, err
+    assert sorted(opened) == sorted(set(opened)) == ["test.csv", "train.csv"]
+
+
+def test_texts_that_changed_are_read_again(tmp_path, monkeypatch):
+    opened = counted(monkeypatch)
+    texts = folder(tmp_path / "texts")
+    before = read_source(str(texts), ["text"], "label")
+    assert read_source(str(texts), ["text"], "label") is before
+    assert opened == ["train.csv", "test.csv"]
+    with (texts / "train.csv").open("a", encoding="utf-8") as file:
+        file.write("space,one more rocket\n")
+    after = read_source(str(texts), ["text"], "label")
+    assert len(after.train.rows) == len(before.train.rows) + 1
+    assert opened == ["train.csv", "test.csv"] * 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import statistics
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from typer.main import get_command
 
 from apportion import records
 from apportion.cli import app
-from apportion.cli.experiments import results_of
+from apportion.cli.making import results_of
 from apportion.driver import unfinished
 from apportion.experiment import current, read_experiment
 from apportion.report.markdown import fill
@@ -21,6 +23,7 @@ from apportion.reproduction import Settings, read_plan, study_experiment
 
 HOME = Path(__file__).parent.parent
 PAGES = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
+README = (HOME / "README.md").read_text(encoding="utf-8")
 PLAN = HOME / "experiments" / "paper.toml"
 FILES = sorted(set((HOME / "experiments").glob("*.toml")) - {PLAN})
 STUDIES = [file for file in FILES if results_of(file).exists()]  # those that were run
@@ -74,16 +77,52 @@ def test_links_to_the_code_lead_to_what_they_name():
         assert linked(text) == text, "run `make docs`"
 
 
-def test_the_readmes_example_runs():
-    text = (HOME / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    small = re.sub(r"epochs=\d+", "epochs=1", code)
-    small = small.replace("train=4096", "train=64, validation=32, test=32").replace(
-        "print(", "str("
-    )
+@pytest.fixture(scope="module")
+def example():
+    """The names that the README's blocks of Python leave, run in their order on few rows."""
+    blocks = re.findall(r"```py(?:thon)?\n(.*?)```", README, flags=re.DOTALL)
     names: dict[str, object] = {}
-    exec(small, names)
-    assert names["logits"].shape == (32, 2)
+    for code in blocks:
+        small = re.sub(r"epochs=\d+", "epochs=1", code)
+        small = small.replace("train=4096", "train=64, validation=32, test=32")
+        exec(small.replace("print(", "str("), names)
+    return names
+
+
+def test_the_readmes_example_runs(example):
+    assert example["logits"].shape == (32, 2)
+
+
+def test_what_the_readme_says_in_a_line_of_python_runs_too(example, capsys):
+    """After its blocks, with the example's arguments where three dots stand."""
+    lines = re.findall(r"`(with [^`]+)`", README)
+    assert lines
+    for line in lines:
+        exec(line.replace("…", 'model, task, recipe("dense", epochs=1), seed=7'), dict(example))
+
+
+def test_the_readmes_commands_take_the_options_that_it_gives_them():
+    blocks = re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
+    commands = get_command(app).commands
+    lines = [line for block in blocks for line in block.splitlines()]
+    given = [shlex.split(line, comments=True) for line in lines if line.startswith("apportion ")]
+    assert len(given) > 10
+    for _, name, *words in given:
+        commands[name].make_context(name, words)  # parses them, and runs nothing
+
+
+def test_what_converting_costs_is_what_the_records_say():
+    costs = []
+    for study in ("elastic-ag-news", "elastic-dbpedia14"):
+        have = records.read(results_of(HOME / "experiments" / f"{study}.toml"))
+        points = [r for r in have if r["kind"] == "point"]
+        dense = {r["seed"]: r["accuracy"] for r in points if r["method"] == "dense"}
+        half = [r for r in points if r["method"] == "repaired" and r["budget"] == 0.5]
+        lost = [100 * (dense[r["seed"]] - r["accuracy"]) for r in half]
+        assert len(lost) == 3
+        costs.append(f"{statistics.mean(lost):.1f}")
+    says = "half the budget costs {} points on AG News and {} on DBpedia14".format(*costs)
+    assert says in README
 
 
 def test_the_readmes_commands_exist():
@@ -92,10 +131,17 @@ def test_the_readmes_commands_exist():
     assert named == set(get_command(app).commands)
 
 
-def test_the_makefile_has_both_commands_of_the_readme():
+def test_the_makefile_explains_every_target_and_has_those_of_the_docs():
     makefile = (HOME / "Makefile").read_text(encoding="utf-8")
-    for target in ("demo", "test", "quick", "check", "study", "docs"):
-        assert re.search(rf"^{target}: ", makefile, flags=re.MULTILINE)
+    targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE)) - {"help"}
+    explained = re.findall(r'@echo "make ([\w-]+) ', makefile)
+    assert sorted(explained) == sorted(targets)
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", makefile, flags=re.MULTILINE)
+    assert set(phony.split()) == targets | {"help"}
+    for page in PAGES:
+        named = re.findall(r"`make ([\w-]+)", page.read_text(encoding="utf-8"))
+        named += re.findall(r"^make ([\w-]+)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert set(named) <= targets, page.name
 
 
 def test_every_link_in_the_docs_leads_somewhere():

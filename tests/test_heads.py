@@ -5,7 +5,7 @@ import torch
 from test_conformance import SHAPES, ask, from_transformers
 from transformers import BertConfig, BertForSequenceClassification
 
-from apportion.benchmark import compare_compute, count_parameters
+from apportion.compute import compare_compute, count_parameters
 from apportion.heads import HeadMask, prune_heads
 
 TEXT = sorted(set(SHAPES) - {"vit"})

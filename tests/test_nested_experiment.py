@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from test_experiment import Quiet
 
 from apportion import driver
+from apportion.allocation import allocate
 from apportion.checkpoint import load
 from apportion.elastic import Elastic
 from apportion.evaluation import evaluate
 from apportion.experiment import parse_experiment
+from apportion.goals import Goal
 from apportion.report.figures import study_figures
 from apportion.report.goals import goal_table
 from apportion.report.study import study_tables
@@ -160,6 +164,65 @@ def test_goals_of_speed_switching_training_and_averages_are_judged(ran):
     assert row[3] == "not yet"
 
 
+def judged(plan, records, **bounds):
+    """Whether a goal with these bounds is met by the records."""
+    goal = Goal(name="x", **{"method": "nested", **bounds})
+    ((_, _, _, met),) = goal_table(replace(plan, goals=(goal,)), records).rows
+    return met
+
+
+def with_facts(records, where, **facts):
+    """The records, with some facts of those that fit replaced."""
+    return [{**r, **facts} if all(r.get(k) == v for k, v in where.items()) else r for r in records]
+
+
+def test_goals_of_time_and_memory_are_judged_at_their_bounds(ran):
+    """A hair above or below what the records say decides."""
+    plan, have, _ = ran
+    at = {"form": "skip", "budget": 0.25}
+    timed = with_facts(have, {"kind": "latency", **at}, speedup=2.0, bound=2.5)
+    assert judged(plan, timed, **at, speedup=2.0) == "yes"
+    assert judged(plan, timed, **at, speedup=2.01) == "no"
+    assert judged(plan, timed, **at, share_of_bound=0.8) == "yes"
+    assert judged(plan, timed, **at, share_of_bound=0.81) == "no"
+    both = with_facts(timed, {"kind": "latency", "form": "cut", "budget": 0.25}, speedup=1.6)
+    assert judged(plan, both, **at, share_of_cut=1.25) == "yes"
+    assert judged(plan, both, **at, share_of_cut=1.26) == "no"
+    switch = {"switch_us": 3.0, "extra_bytes": 0, "object_bytes": 10, "whole_bytes": 1000}
+    quick = with_facts(have, {"kind": "switching"}, **switch)
+    assert judged(plan, quick, switch_us=3.0) == "yes"
+    assert judged(plan, quick, switch_us=2.9) == "no"
+    assert judged(plan, quick, memory=0.01) == "yes"
+    assert judged(plan, quick, memory=0.0099) == "no"
+    copied = with_facts(quick, {"kind": "switching"}, extra_bytes=1)
+    assert judged(plan, copied, switch_us=3.0) == "no"  # a view copies nothing
+    assert judged(plan, copied, memory=0.01) == "no"
+    trained = with_facts(have, {"kind": "stage", "method": "nested"}, training={"seconds": 9.0})
+    trained = with_facts(trained, {"kind": "stage", "method": "dense"}, training={"seconds": 6.0})
+    assert judged(plan, trained, against="dense", training=1.5) == "yes"
+    assert judged(plan, trained, against="dense", training=1.49) == "no"
+
+
+def test_goals_of_accuracy_are_judged_at_their_bounds(ran):
+    plan, have, _ = ran
+    for budget, mine, theirs in ((0.25, 0.80, 0.84), (0.5, 0.90, 0.88)):  # -4 and +2 points
+        for method, accuracy in (("nested", mine), ("specialist", theirs)):
+            where = {"kind": "point", "form": "cut", "budget": budget, "method": method}
+            have = with_facts(have, where, accuracy=accuracy, cost=0.26)
+    against = {"form": "cut", "against": "specialist", "against_form": "cut"}
+    assert judged(plan, have, **against, over=(0.25, 0.5), within=1.0) == "yes"
+    assert judged(plan, have, **against, over=(0.25, 0.5), within=0.99) == "no"
+    one = {**against, "budget": 0.25, "against_budget": 0.25}
+    assert judged(plan, have, **one, within=4.0) == "yes"
+    assert judged(plan, have, **one, within=3.99) == "no"
+    alone = {"form": "cut", "budget": 0.25}
+    assert judged(plan, have, **alone, mean_accuracy=80.0, cost=0.26) == "yes"
+    assert judged(plan, have, **alone, mean_accuracy=80.0, cost=0.259) == "no"
+    assert judged(plan, have, **alone, mean_accuracy=80.01) == "no"
+    assert judged(plan, have, **alone, every_accuracy=79.9) == "yes"
+    assert judged(plan, have, **alone, every_accuracy=80.0) == "no"  # above, not at
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -200,7 +263,7 @@ def test_specialists_keep_the_units_that_the_one_checkpoint_does(ran):
 
 
 def test_neurons_that_are_wanted_alike_share_a_block(task, encoder):
-    """Scores of single neurons, so odd that only sorting them makes blocks worth something."""
+    """A budget's blocks are the neurons that score highest one by one, wherever they stood."""
     model = Elastic(encoder, ("heads", "feedforward"), task.length, block=16)
 
     def score(fine):
@@ -215,16 +278,25 @@ def test_neurons_that_are_wanted_alike_share_a_block(task, encoder):
     ids = task.test.inputs["input_ids"]
     with torch.no_grad():
         assert torch.allclose(nested(ids), encoder(ids), atol=1e-5)
+        for budget in (0.25, 0.4, 0.6):
+            kept = nested.allocation(budget)
+            alone = []
+            for (layer, kind), span in fine.units.spans.items():
+                count = len(kept.indices(layer, kind)) * (16 if kind == "feedforward" else 1)
+                best = found[span].argsort(descending=True)[:count]
+                alone += (best + span.start).tolist()
+            hard = nested(ids, budget=budget, mode="hard")
+            masked = fine(ids, allocation=Allocation.of(fine.units, alone))
+            assert torch.allclose(hard, masked, atol=1e-5), budget
+            assert not torch.allclose(hard, encoder(ids), atol=1e-2)
 
 
 def test_a_uniform_cut_takes_the_same_share_of_every_layer(encoder, task):
+    """The best of each, by the scores that it is given."""
     units = Elastic(encoder, ("heads", "feedforward"), task.length, block=16).units
     scored = Scored(torch.rand(len(units)), {})
-    elastic = Elastic(encoder, ("heads", "feedforward"), task.length, block=16)
-    kept = elastic.nested(uniform(scored, units).scores).allocation(0.5)
-    shares = [
-        len(kept.indices(layer, kind)) / (span.stop - span.start)
-        for (layer, kind), span in units.spans.items()
-    ]
-    assert set(shares) == {0.5}
-    assert isinstance(kept, Allocation)
+    kept = allocate(uniform(scored, units).scores, units, 0.5)
+    for (layer, kind), span in units.spans.items():
+        half = (span.stop - span.start) // 2
+        best = scored.scores[span].argsort(descending=True)[:half].tolist()
+        assert kept.indices(layer, kind) == sorted(best)

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from pretrained import write_pretrained
+from scipy import stats
 from test_cli import run
 from test_experiment import Quiet
 from texts import folder
@@ -110,14 +111,46 @@ def model_of(study, home, method):
 
 
 def test_every_stage_of_the_protocol_runs(study, home):
+    """Each from its parent and by its recipe, measured in the forms that it has."""
     plan, have = study
-    assert {r["method"] for r in have if r["kind"] == "stage"} == {s.method for s in plan.stages}
+    of_stage = {r["stage"]: r for r in have if r["kind"] == "stage"}
+    assert set(of_stage) == {stage.key for stage in plan.stages}
     assert driver.unfinished(plan, have) == ([], [])
-    timed = select(have, kind="latency")
-    assert {r["protocol"] for r in timed} == {"padded", "grouped", "single", "short"}
-    shapes = {(r["batch"], r["length"]) for r in timed if r["protocol"] == "short"}
-    assert shapes == {(1, 8)}
-    assert study_tables(plan, have)
+    for stage in plan.stages:
+        record = of_stage[stage.key]
+        assert record["parent"] == (stage.parent and stage.parent.key)
+        assert record["teacher"] == (stage.teacher and stage.teacher.key)
+        assert (record["training"] is not None) == (stage.recipe is not None)
+    found = {
+        method: {(p["form"], p["budget"]) for p in select(have, kind="point", method=method)}
+        for method in {stage.method for stage in plan.stages}
+    }
+    at = (0.25, 0.5)
+    gates = {(form, b) for form in ("soft", "hard") for b in (*at, 1.0)} | {("cut", b) for b in at}
+    assert found.pop("adapted") >= gates
+    assert found == {
+        "dense": {("dense", 1.0)},
+        "gradient": {("hard", b) for b in at},
+        "post-hoc": {("hard", b) for b in at},
+        "learned-order": {("hard", b) for b in at},
+        "budgeted": gates,
+        "recovered": {("cut", 0.5)},
+    }
+    story = [recipe["name"] for recipe in model_of(study, home, "adapted").notes["recipes"]]
+    assert story == ["dense", "budgeted", "adapt"]
+
+
+def test_every_protocol_is_timed_on_the_rows_that_it_says(study):
+    timed = select(study[1], kind="latency")
+    shapes = {r["protocol"]: (r["batch"], r["length"], r["rows"]) for r in timed}
+    assert shapes == {
+        "padded": (4, 20, 8),
+        "grouped": (4, shapes["grouped"][1], 8),
+        "single": (1, 20, 8),
+        "short": (1, 8, 8),
+    }
+    tokens = {r["protocol"]: r["tokens"] for r in timed}
+    assert tokens["padded"] == tokens["single"] == 20 > tokens["grouped"]
 
 
 def test_gates_start_from_the_score_and_learn(study, home):
@@ -174,11 +207,22 @@ def test_the_learned_order_is_a_score_of_its_own(study, home):
     assert torch.equal(learned.plain().state_dict()[name], dense.state_dict()[name])
 
 
-def test_rankings_and_movement_are_told_from_the_start(study):
+def test_rankings_and_movement_are_told_from_the_start(study, home):
     tables = {table.name: table for table in study_tables(*study)}
     ranked = {row[0]: row for row in tables["ranking"].rows}
-    assert float(ranked["adapted"][2]) <= 1.0
-    assert ranked["adapted"][4] == ranked["budgeted"][4] != "–"
+    start, end = (model_of(study, home, m).model for m in ("gradient", "budgeted"))
+    low, high, first = end.gates(0.25), end.gates(0.75), start.gates(0.75)
+    alike, learned = (
+        stats.spearmanr(one.tolist(), other.tolist()).statistic
+        for one, other in ((low, high), (high, first))
+    )
+    kept, then = (
+        set(model.allocation(0.5).mask().nonzero()[:, 0].tolist()) for model in (end, start)
+    )
+    for method in ("budgeted", "adapted"):  # adaptation left the gates alone
+        assert ranked[method][2] == f"{alike:.2f}"
+        assert ranked[method][4] == f"{learned:.2f}"
+        assert ranked[method][5] == f"{100 * len(kept - then) / len(kept):.1f}"
     assert {row[0] for row in tables["movement"].rows} == {"budgeted", "adapted"}
     assert tables["scoring"].rows[0][:3] == ("post-hoc", "7", "8")
 

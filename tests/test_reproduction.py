@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -17,11 +15,9 @@ from apportion import records
 from apportion.evaluation import SWEEP
 from apportion.experiment import current, read_experiment
 from apportion.progress import Overview
-from apportion.report.claims import FAILS, HOLDS, UNTESTED, judge, paired_test
-from apportion.report.tables import beside, points_at
+from apportion.report.claims import BY_CONSTRUCTION, FAILS, HOLDS
 from apportion.reproduction import (
     QUICK,
-    Claim,
     Settings,
     part_of,
     read_plan,
@@ -70,6 +66,24 @@ def check_table(table, plan):
             assert timed and claim.budget in {b for s in timed for b in s.timed_at}, claim.says
 
 
+CLAIMS = [claim for table in PLAN.tables for claim in table.claims]
+
+
+def test_what_the_plan_can_not_contradict_is_marked():
+    """Counts of what a file declares, and theorems; all else has a rule that can fail."""
+    certain = {"jobs", "minutes", "monotone", "head_parameters", "attention_macs"}
+    marked = {claim.measure for claim in CLAIMS if claim.by_construction}
+    assert marked == certain
+    assert all(claim.by_construction for claim in CLAIMS if claim.measure in certain)
+
+
+def test_every_accuracy_at_a_cost_asks_for_the_cost():
+    for claim in CLAIMS:
+        assert ("at cost" in claim.paper) == (claim.cost_at_most is not None), claim.says
+        if claim.cost_at_most is not None:
+            assert f"at cost {claim.cost_at_most:.3f}" in claim.paper
+
+
 @pytest.mark.parametrize("study", [s for s in PLAN.studies if s.real], ids=lambda s: s.real)
 def test_the_file_with_the_papers_own_model_answers_the_same_claims(study):
     how = Settings(hub=True)
@@ -102,75 +116,6 @@ def test_part_of_an_experiment_brings_its_warm_starts():
     part = part_of(full, ["adapted"])
     assert {stage.method for stage in part.stages} == {"dense", "budgeted", "adapted"}
     assert {stage.key for stage in part.stages} <= {stage.key for stage in full.stages}
-
-
-# What claims make of records.
-
-
-def points(method, accuracies, form="hard", budget=0.5):
-    return [
-        {
-            "kind": "point",
-            "stage": f"{method}-{seed}-{budget}",
-            "method": method,
-            "form": form,
-            "budget": budget,
-            "data_seed": seed,
-            "seed": seed,
-            "accuracy": accuracy,
-            "cost": 0.5,
-        }
-        for seed, accuracy in enumerate(accuracies)
-    ]
-
-
-class Asked:
-    """An experiment that asks for three seeds of each method."""
-
-    def stages_of(self, method):
-        return [SimpleNamespace(only=None, task=SimpleNamespace(seed=s), seed=s) for s in range(3)]
-
-
-HAVE = [
-    *points("ours", [0.90, 0.92, 0.94]),
-    *points("dense", [0.89, 0.90, 0.94], form="dense", budget=1.0),
-]
-OVER_DENSE = Claim("x", "–", method="ours", budget=0.5, against="dense", at_least=0.5)
-
-
-def test_a_claim_holds_or_not_by_the_mean_of_its_differences():
-    verdict = judge(OVER_DENSE, Asked(), HAVE)
-    assert verdict.verdict == HOLDS
-    assert verdict.here == "92.00 ± 2.00 against 91.00 ± 2.65: +1.00 ± 1.00 (n = 3)"
-    assert verdict.test == "p = 0.225"  # t = √3 of 1 ± 1, with two degrees of freedom
-    assert judge(replace(OVER_DENSE, at_least=1.5), Asked(), HAVE).verdict == FAILS
-    assert judge(replace(OVER_DENSE, at_most=0.9), Asked(), HAVE).verdict == FAILS
-    lowest = replace(OVER_DENSE, against="", statistic="lowest", at_least=91.0)
-    assert judge(lowest, Asked(), HAVE).verdict == FAILS
-
-
-def test_what_was_not_measured_is_not_judged():
-    for claim in (replace(OVER_DENSE, method="none"), replace(OVER_DENSE, against="none")):
-        verdict = judge(claim, Asked(), HAVE)
-        assert verdict.verdict == UNTESTED and "none was measured in 0 of 3 runs" in verdict.here
-    verdict = judge(OVER_DENSE, Asked(), HAVE[1:])
-    assert verdict.verdict == UNTESTED and "ours was measured in 2 of 3 runs" in verdict.here
-    assert judge(Claim("x", "–", untested="no GPU"), Asked(), HAVE).verdict == UNTESTED
-
-
-def test_seeds_are_paired_and_few_of_them_prove_nothing():
-    assert paired_test([(1.0, 2.0), (2.0, 3.0)]) is None
-    assert paired_test([(0.1, 0.2), (0.2, 0.3), (0.3, 0.4)]) is None  # no spread to compare with
-    assert paired_test([(1.0, 2.0), (2.0, 3.001), (3.0, 4.002)]) < 0.001
-    unsure = replace(OVER_DENSE, statistic="p", at_least=0.05)
-    assert judge(unsure, Asked(), HAVE).verdict == HOLDS
-    assert judge(replace(unsure, at_least=0.3), Asked(), HAVE).verdict == FAILS
-
-
-def test_cutting_and_skipping_have_the_accuracy_of_the_hard_mask():
-    assert points_at(HAVE, "ours", "skip", 0.5) == points_at(HAVE, "ours", "cut", 0.5) == HAVE[:3]
-    assert beside([89.5, 90.5], "87.6 ± 1.2") == "+2.40"
-    assert beside([], "87.6") == beside([1.0], "not printed") == "–"
 
 
 # The command, on a plan of its own.
@@ -245,6 +190,7 @@ place = "Table 1"
 study = "small"
 shows = ["core"]
 figures = ["pareto"]
+printed = [["method", "control"], ["Dense", "single cost"]]
 [[table.claims]]
 says = "Dense is above chance."
 paper = "99.4"
@@ -257,6 +203,14 @@ paper = "100"
 method = "dense"
 form = "dense"
 at_least = 100.1
+[[table.claims]]
+says = "It takes one training."
+paper = "1"
+measure = "jobs"
+method = "dense"
+by_construction = "the file says so"
+at_least = 1
+at_most = 1
 [[table]]
 name = "news"
 title = "News"
@@ -289,6 +243,7 @@ def test_a_quick_run_needs_nothing_and_marks_every_output(plan_file, tmp_path, c
         assert QUICK in shown and "somebody&#39;s" in shown.replace("'", "&#39;")
         assert "an encoder of our own; docstrings of installed packages in place of the" in shown
         assert "Core results (quick)" in shown and "News (quick)" in shown
+        assert "As the paper prints it" in shown and "single cost" in shown
         assert shown.count("does not hold") > shown.count("Dense is above chance.") == 1
     assert (tmp_path / "figures" / "small-pareto.png").read_bytes().startswith(b"\x89PNG")
     assert "small-pareto.svg" in text and "Quick run, no evidence." in text
@@ -307,7 +262,7 @@ def test_a_study_without_its_data_is_left_out_and_named(plan_file, tmp_path, cap
     assert "texts is left out; it needs --data news=FOLDER" in err
     assert "not complete: news (texts)" in err
     totals = json.loads(out)["verdicts"][-1]
-    assert (totals[HOLDS], totals[FAILS]) == ("1", "1")
+    assert (totals[HOLDS], totals[FAILS], totals[BY_CONSTRUCTION]) == ("1", "1", "1")
     study = read_experiment(plan_file.with_name("small.toml"))
     have = current(study, records.read(tmp_path / "results" / "small.jsonl"))
     assert {r["method"] for r in have} == {"dense", "budgeted", "random"}
@@ -365,6 +320,13 @@ def test_without_a_plan_people_learn_where_it_is(tmp_path, capsys, monkeypatch):
         ('study = "texts"', 'study = "none"', "is of study 'none', which is not listed"),
         ("at_least = 1.0", "", "needs a method and at_least or at_most"),
         ("at_least = 1.0", "atleast = 1.0", "unknown keys atleast"),
+        ("at_least = 1.0", 'at_least = 1.0\nstatistic = "split"', "at_least and at_most to split"),
+        ("at_least = 1.0", 'at_least = 1.0\nstatistic = "overlap"', "against for an overlap"),
+        (
+            "at_least = 1.0",
+            'at_least = 1.0\nmeasure = "jobs"\ncost_at_most = 0.5',
+            "cost_at_most without accuracy",
+        ),
         ('name = "news"', 'name = "core"', "the same name"),
         ("[texts.news]", "[texts.olds]", "has nothing for 'news'"),
         ('source = "nowhere"', "", "'source' is missing"),

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from texts import CLUES, folder, rows, write
 
-from apportion.tasks.rows import read_csv
+from apportion.tasks import Split
+from apportion.tasks.rows import BadRow, _records, read_csv
 from apportion.tasks.sources import read_hub, read_source
 from apportion.tasks.text import Text
 from apportion.tasks.words import Words
@@ -45,6 +48,51 @@ def test_shares_are_those_of_the_file_when_classes_are_uneven(tmp_path):
             assert (
                 abs(int((split.labels == n).sum()) - exact) < 1.7
             )  # what was drawn before moves it
+
+
+@pytest.mark.parametrize(
+    ("rows_of", "size", "taken"),
+    [
+        ((50, 30, 20), 7, (4, 2, 1)),  # shares of 3.5, 2.1 and 1.4
+        ((50, 30, 20), 8, (4, 2, 2)),  # of 4, 2.4 and 1.6
+        ((34, 33, 33), 10, (4, 3, 3)),  # of 3.4, 3.3 and 3.3
+    ],
+)
+def test_the_largest_remainders_round_up(tmp_path, rows_of, size, taken):
+    counts = zip("abc", rows_of, strict=True)
+    lines = [(name, f"{name} {n}") for name, count in counts for n in range(count)]
+    for name in ("train", "val", "test"):
+        write(tmp_path / f"{name}.csv", lines)
+    task = Text(str(tmp_path), train=size, validation=size, test=size).build()
+    for name in ("train", "validation", "test"):
+        assert tuple(task.split(name).labels.bincount().tolist()) == taken
+
+
+def test_every_text_and_label_counts_for_a_digest(tmp_path, data):
+    """Of a source, and of the rows that are drawn from it."""
+
+    def digests(change):
+        home = folder(tmp_path / f"{len(list(tmp_path.iterdir()))}", train=30, test=9)
+        write(home / "val.csv", rows(9, 900))
+        for name in ("train", "val", "test"):
+            path = home / f"{name}.csv"
+            path.write_text(change(name, path.read_text()))
+        source = read_source(str(home), ["text"], "label").digest()
+        return source, Text(str(home), min_count=1).build().digest()
+
+    def other_label(text):
+        lines = text.splitlines()
+        first, second = lines[1].split(",", 1), lines[2].split(",", 1)
+        lines[1], lines[2] = f"{second[0]},{first[1]}", f"{first[0]},{second[1]}"
+        return "\n".join(lines) + "\n"
+
+    whole = digests(lambda name, text: text)
+    assert digests(lambda name, text: text) == whole
+    for changed in ("train", "val", "test"):
+        other = digests(lambda name, text, at=changed: other_label(text) if name == at else text)
+        assert other[0] != whole[0] and other[1] != whole[1], changed
+    split = Text(str(data)).build().train
+    assert replace(split, labels=split.labels.flip(0)).digest() != split.digest()
 
 
 def test_no_row_is_in_two_splits_and_test_rows_come_from_the_test_file(task, data):
@@ -128,13 +176,52 @@ def test_class_names_may_be_counted_from_nought(tmp_path):
     assert [(row.label, row.text) for row in source.train.rows] == rows(60, 1)
 
 
+def test_labels_that_may_count_from_0_or_from_1_are_refused(tmp_path):
+    """With three names, 1 and 2 are the last two counted from 0 and the first two from 1."""
+    lines = [(str(1 + n % 2), text) for n, (_, text) in enumerate(rows(60, 1))]
+    write(tmp_path / "train.csv", lines)
+    (tmp_path / "classes.txt").write_text("\n".join(CLUES))
+    with pytest.raises(ValueError, match="labels from 1 to 2, which may be counted from 0 or from"):
+        read_source(str(tmp_path), ["text"], "label")
+    (tmp_path / "classes.txt").write_text("\n".join(list(CLUES)[:2]))
+    source = read_source(str(tmp_path), ["text"], "label")
+    assert [row.label for row in source.train.rows[:2]] == list(CLUES)[:2]
+
+
+def test_some_rows_keep_their_texts_and_their_width(task):
+    rows = torch.tensor([5, 2])
+    some = task.train.take(rows)
+    assert some.texts == (task.train.texts[5], task.train.texts[2])
+    assert torch.equal(some.labels, task.train.labels[rows])
+    for name, values in task.train.inputs.items():
+        assert torch.equal(some.inputs[name], values[rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+def test_a_batch_holds_every_real_token_wherever_it_stands(dtype):
+    ids = torch.tensor([[0, 0, 0, 5, 6, 7], [8, 9, 0, 0, 0, 0], [3, 0, 4, 0, 0, 0]])
+    split = Split({"input_ids": ids, "attention_mask": (ids > 0).to(dtype)}, torch.arange(3))
+    assert split.lengths.tolist() == [6, 2, 3]
+    for row, width in ((0, 6), (1, 2), (2, 3)):
+        assert torch.equal(split.batch(torch.tensor([row]))[0]["input_ids"][0], ids[row, :width])
+
+
+def test_a_row_without_a_real_token_is_named():
+    mask = torch.tensor([[True, False], [False, False], [False, False]])
+    split = Split({"input_ids": mask.long(), "attention_mask": mask}, torch.zeros(3))
+    with pytest.raises(ValueError, match="row 1 has no real token"):
+        split.batch(torch.tensor([0]))
+
+
 def test_batches_are_as_wide_as_their_longest_row_and_hold_every_row_once(task):
-    seen = []
+    seen, tokens = [], 0
     for inputs, labels in task.train.batches(7):
         assert inputs["input_ids"].shape == inputs["attention_mask"].shape
         assert inputs["attention_mask"].any(dim=0).all()  # no column of padding alone
         seen += labels.tolist()
+        tokens += int(inputs["attention_mask"].sum())
     assert sorted(seen) == sorted(task.train.labels.tolist())
+    assert tokens == int(task.train.inputs["attention_mask"].sum())
     widths = [inputs["input_ids"].shape[1] for inputs, _ in task.train.batches(7)]
     assert widths == sorted(widths) and widths[0] < widths[-1]
     padded = [inputs["input_ids"].shape[1] for inputs, _ in task.train.batches(7, padded=True)]
@@ -233,6 +320,65 @@ def test_lines_are_counted_as_an_editor_does(tmp_path):
     """A quoted text may go over several lines; a row is where it starts."""
     (tmp_path / "train.csv").write_text('label,text\na,"two\nlines"\n\nb,\n', encoding="utf-8")
     with pytest.raises(ValueError, match=r"train.csv, line 5: the text is empty"):
+        Text(str(tmp_path)).build()
+
+
+def slowly(text: str) -> list[tuple[int, object]]:
+    """Records as they are defined: where one is broken, its first line is lost, all others not."""
+    lines = text.splitlines(keepends=True)
+    found: list[tuple[int, object]] = []
+    start = 0
+    while start < len(lines):
+        reader = csv.reader(lines[start:], strict=True)
+        try:
+            fields: object = next(reader)
+        except csv.Error:
+            fields = None
+        if fields != []:
+            found.append((start + 1, fields))
+        start += 1 if fields is None else reader.line_num
+    return found
+
+
+@given(st.text(alphabet='",\na', max_size=40))
+def test_broken_records_lose_their_first_line_and_no_other(text):
+    found = [
+        (line, None if isinstance(fields, BadRow) else fields)
+        for line, fields in _records(text.splitlines(keepends=True))
+    ]
+    assert found == slowly(text)
+
+
+def test_no_line_is_read_more_than_three_times(monkeypatch):
+    """Each line opens a quote, and stays inside one if it begins there."""
+    taken, reader = 0, csv.reader
+
+    def counting(lines, **options):
+        def counted():
+            nonlocal taken
+            for line in lines:
+                taken += 1
+                yield line
+
+        return reader(counted(), **options)
+
+    monkeypatch.setattr("apportion.tasks.rows.csv.reader", counting)
+    assert len(list(_records(["label,text\n", *['a""","\n'] * 1000]))) == 1001
+    assert taken < 3 * 1001
+
+
+def test_a_record_without_end_is_not_read_to_its_end():
+    found = _records(iter(['x","y\n', *[f'{"x" * 99_999}","y\n'] * 1000, "fine\n"]))
+    line, first = next(found)
+    assert line == 1 and "is a quote left open?" in first.problem
+
+
+def test_columns_that_can_not_be_told_apart_and_nul_bytes_are_named(tmp_path):
+    (tmp_path / "train.csv").write_text("label,text,text\na,b,c\n")
+    with pytest.raises(ValueError, match=r"train.csv, line 1: there are two columns 'text'"):
+        Text(str(tmp_path)).build()
+    (tmp_path / "train.csv").write_bytes(b"label,text\na,b\0c\n")
+    with pytest.raises(ValueError, match=r"train.csv, line 2: a NUL byte, which no text has"):
         Text(str(tmp_path)).build()
 
 
@@ -377,3 +523,8 @@ def test_real_texts_are_read_whole():
     assert task.classes == ("Business", "Sci/Tech", "Sports", "World")
     assert task.facts["splits"]["test"]["duplicates"] == 0
     assert torch.equal(task.test.labels.bincount(), torch.full((4,), 50))
+
+
+def test_a_seed_below_zero_is_refused():
+    with pytest.raises(ValueError, match="seed of the rows must be 0 or more, not -1"):
+        Text("here", seed=-1)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 import torch
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
 from test_experiment import Quiet
 from texts import folder
 
 from apportion import driver
 from apportion.experiment import parse_experiment, read_experiment
 from apportion.measuring import run_stage
+from apportion.production import new_encoder
 from apportion.recipes import DENSE, recipe
 from apportion.report.goals import goal_table
 from apportion.report.page import write_page
 from apportion.report.study import study_tables
 from apportion.report.tables import select
 from apportion.schedule import drop_words, row_order
-from apportion.stages import new_encoder
 from apportion.tasks.text import Text
 from apportion.training import fit
 
@@ -144,13 +148,32 @@ def test_where_the_texts_lie_does_not_change_what_a_stage_is(ran):
 
 
 def test_the_baseline_stands_in_the_same_table(ran):
+    """Its accuracy is that of scikit-learn on the same rows, with the numbers that it chose."""
     _, plan, have = ran
-    points = select(have, kind="point", method="tfidf")
-    assert len(points) == 2
-    assert all(p["accuracy"] > 0.8 and p["chosen"]["C"] > 0 for p in points)
+    points = {p["seed"]: p for p in select(have, kind="point", method="tfidf")}
+    assert set(points) == {7, 13}
+    for stage in plan.stages_of("tfidf"):
+        task, point = stage.task.build(), points[stage.seed]
+        words = TfidfVectorizer(ngram_range=tuple(point["chosen"]["ngrams"]))
+        model = LogisticRegression(C=point["chosen"]["C"], max_iter=1000)
+        model.fit(words.fit_transform(task.train.texts), task.train.labels)
+        accuracy = model.score(words.transform(task.test.texts), task.test.labels)
+        assert point["accuracy"] == pytest.approx(accuracy, abs=1e-6)
+        assert accuracy > 0.8
     tables = {table.name: table for table in study_tables(plan, have)}
-    assert tables["core"].rows[0][0] == "TF-IDF"
-    assert tables["adaptation"].rows[0][0] == "Adapted"
+    (row,) = tables["core"].rows
+    accuracies = [100 * p["accuracy"] for p in points.values()]
+    spread = f"{statistics.mean(accuracies):.2f} ± {statistics.stdev(accuracies):.2f}"
+    assert dict(zip(tables["core"].columns, row, strict=True)) == {
+        "method": "TF-IDF",
+        "budget": "1.00",
+        "evaluated": "baseline",
+        "n": "2",
+        "cost": "–",
+        "accuracy": spread,
+        "lowest": f"{min(accuracies):.2f}",
+    }
+    assert [row[:4] for row in tables["adaptation"].rows] == [("Adapted", "0.50", "hard", "2")]
     assert [row[0] for row in tables["data"].rows] == ["train", "validation", "test"]
 
 
@@ -275,6 +298,8 @@ def test_dropped_words_become_unknown_and_padding_stays():
     assert (noisy[changed] == 1).all()
     marked = drop_words({"input_ids": ids, "attention_mask": mask}, 1.0, 1, marks=(2, 5))
     assert marked["input_ids"][0, :5].tolist() == [2, 1, 1, 5, 1]
+    numbers = drop_words({"input_ids": ids, "attention_mask": mask.long()}, 1.0, 1)["input_ids"]
+    assert torch.equal(numbers, ids.masked_fill(mask, 1))
 
 
 def test_a_teacher_may_read_the_same_noise(tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import io
 import json
 import subprocess
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from rich.console import Console
 from short_training import train
+from torch.nn.modules.module import register_module_forward_hook
 
 from apportion.checkpoint import weights_digest
 from apportion.elastic import Elastic, plain_of
@@ -104,6 +107,20 @@ def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not(tmp_pat
     assert killed.returncode == -9
     assert state.exists()
     assert same_weights(train(state=state).model, train().model)
+
+
+def test_tied_weights_are_saved_while_training_and_stay_tied(task, encoder, tmp_path):
+    first, second = (layer.feedforward.up for layer in encoder.layers)
+    second.weight = first.weight
+    short = DENSE.with_changes(**SHORT)
+    whole = fit(encoder, task, short, seed=3)
+    state = tmp_path / "state"
+    with pytest.raises(StoppedError):
+        fit(encoder, task, short, 3, state=state, save_every=0.0, progress=stop_after(3))
+    rest = fit(encoder, task, short, 3, state=state)
+    assert same_weights(whole.model, rest.model)
+    first, second = (layer.feedforward.up for layer in rest.model.layers)
+    assert second.weight is first.weight
 
 
 def test_a_state_of_another_run_is_refused_and_a_broken_one_too(task, encoder, tmp_path):
@@ -220,6 +237,24 @@ def test_a_bar_shows_loss_cost_accuracy_and_time_left(task, encoder):
         assert part in shown
 
 
+@pytest.mark.parametrize("chosen", [BUDGETED, ADAPT, NESTED], ids=lambda r: r.name)
+def test_the_cost_that_is_shown_is_the_one_of_what_is_trained(task, encoder, chosen):
+    """Gates stay as they are: at budgets of 1/4 a hard mask costs 1/4, and soft gates more."""
+    start = start_of(chosen, task, encoder)
+    quarter = {"budgets": (0.25, 0.25), "gate_lr": 0.0, "floor": 0}
+    shown = []
+    fit(
+        start,
+        task,
+        chosen.with_changes(**SHORT, **quarter),
+        seed=1,
+        progress=lambda tick: shown.append(tick.cost),
+    )
+    soft = chosen is BUDGETED
+    paid = float(start.cost(0.25).detach()) if soft else start.allocation(0.25).cost
+    assert shown == pytest.approx([paid] * len(shown))
+
+
 def test_budgets_are_drawn_from_their_range_and_a_ramp_widens_it():
     plain, ramped = BUDGETED, BUDGETED.with_changes(ramp=0.5)
     drawn = [draw_budget(plain, 1, step, 400) for step in range(400)]
@@ -286,3 +321,55 @@ def test_the_same_call_runs_on_two_processes(task, encoder, tmp_path):
     alone = train()
     assert alone.processes == 1
     assert torch.allclose(torch.tensor(one), alone.model.gates.a, atol=1e-4)
+
+
+@pytest.fixture
+def bfloat16(monkeypatch):
+    """Accelerate is launched with mixed precision; it keeps what it was launched with."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+EACH_RECIPE = pytest.mark.parametrize(
+    "chosen", [DENSE, BUDGETED, ADAPT, NESTED], ids=lambda r: r.name
+)
+
+
+@EACH_RECIPE
+def test_mixed_precision_is_of_the_training_and_not_of_the_model(task, encoder, chosen, bfloat16):
+    start = start_of(chosen, task, encoder)
+    trained_in = set()
+    hook = register_module_forward_hook(
+        lambda module, _given, made: (
+            trained_in.add(made.dtype) if isinstance(module, torch.nn.Linear) else None
+        )
+    )
+    try:
+        fitted = fit(start, task, chosen.with_changes(**SHORT), seed=3).model
+    finally:
+        hook.remove()
+    assert torch.bfloat16 in trained_in
+    ids = task.test.inputs["input_ids"]
+    with torch.no_grad():
+        fresh = copy.deepcopy(start)
+        fresh.load_state_dict(fitted.state_dict())
+        assert torch.equal(fitted(ids), fresh.eval()(ids))
+        if isinstance(fitted, Elastic):
+            hard = fitted(ids, budget=0.5, mode="hard")
+            assert torch.allclose(hard, fitted.cut(0.5).eval()(ids), atol=1e-5)
+
+
+@EACH_RECIPE
+def test_what_is_trained_is_a_plain_model_that_can_be_trained_again(task, encoder, chosen):
+    """No mark of Accelerate's is left on it, or the next training would not be prepared."""
+    start = start_of(chosen, task, encoder)
+    fitted = fit(start, task, chosen.with_changes(**SHORT), seed=3).model
+    assert vars(fitted).keys() == vars(start).keys()
+
+
+def test_adaptation_and_recovery_have_the_papers_numbers():
+    adapt, recover = recipe("adapt"), recipe("recover")
+    assert (adapt.epochs, adapt.lr, adapt.alpha, adapt.T) == (1, 3e-4, 0.5, 2.0)
+    assert (recover.epochs, recover.lr, recover.alpha, recover.T) == (1, 2e-5, 0.5, 2.0)

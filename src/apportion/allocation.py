@@ -43,7 +43,7 @@ def buying_order(scores: Tensor, units: Units, floor: int = 0) -> tuple[Tensor, 
         raise ValueError(f"a floor is 0 or more units, not {floor}")
     if not torch.isfinite(scores).all():
         raise ValueError("every score must be a finite number")
-    wanted = scores.detach().double().cpu() / units.shares
+    wanted = scores.detach().cpu().double() / units.shares
     # Stable: gates start equal, so ties are real and must always fall the same way.
     ranking = torch.argsort(wanted, descending=True, stable=True)
     first: list[int] = []
@@ -58,6 +58,13 @@ def buying_order(scores: Tensor, units: Units, floor: int = 0) -> tuple[Tensor, 
     in_floor[first] = True
     order = torch.cat([ranking[in_floor[ranking]], ranking[~in_floor[ranking]]])
     return order, len(first)
+
+
+def pays_floor(scores: Tensor, units: Units, budget: float, floor: int) -> bool:
+    """Whether a budget pays for the floor."""
+    order, required = buying_order(scores, units, floor)
+    shares = units.shares[order[:required]]
+    return not required or float(shares.sum() - shares[-1] / 2) <= budget + _SLACK
 
 
 def straight_through(z: Tensor, mask: Tensor) -> Tensor:

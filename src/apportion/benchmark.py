@@ -1,7 +1,8 @@
-"""Measuring: latency of several arms side by side, multiply-accumulates and parameters."""
+"""Measuring: latency of several arms side by side, beside what multiply-accumulates let expect."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 import tracemalloc
@@ -14,14 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from apportion.compute import compare_compute, count_macs
 from apportion.elastic import Elastic
+from apportion.fusing import fuse
 from apportion.sites import find_sites
 from apportion.skipping import Skipping
 from apportion.surgery import cut
 from apportion.units import Allocation
 
 Arm = Callable[[], object]
-TIMED_FORMS = ("soft", "hard", "skip", "cut")
+TIMED_FORMS = ("fused", "soft", "hard", "skip", "cut")
+NESTED_FORMS = ("fused", "skip", "cut")  # those of them that save time
+FUSED = ("fused", 1.0)  # the dense model with the fused sums that skipping has
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Latency:
     speedup: float  # median of the paired ratios: above 1 is faster than the first arm
     low: float  # 95 % interval of that median
     high: float
+    of_medians: float  # the first arm's median over this one's
     repeats: int
     threads: int
 
@@ -52,6 +58,19 @@ def measure(
     of them. Where calls return before their work is done, as on a GPU, `wait` returns when it is.
     Don't measure while something else is running.
     """
+    times = _take_times(arms, repeats, warmup, threads, progress, wait)
+    return _compare(times, next(iter(times)), threads)
+
+
+def _take_times(
+    arms: Mapping[str, Arm | Sequence[Arm]],
+    repeats: int,
+    warmup: int,
+    threads: int,
+    progress: Callable[[int, int], None] | None,
+    wait: Callable[[], object] | None,
+) -> dict[str, list[float]]:
+    """Milliseconds of each arm, repeat by repeat."""
     if not arms or repeats < 5:
         # The extremes of 6 are a 95 % interval of the median, those of the paper's 5 a 94 % one.
         raise ValueError(f"measuring needs an arm and at least 5 repeats, not {repeats}")
@@ -76,20 +95,26 @@ def measure(
                         times[name][turn] += elapsed * 1000.0
             if progress:
                 progress(turn + warmup + 1, warmup + repeats)
-    reference = times[names[0]]
+    return times
+
+
+def _compare(times: Mapping[str, list[float]], reference: str, threads: int) -> list[Latency]:
+    """Each arm beside the reference."""
     results = []
-    for name in names:
-        ratios = [first / own for first, own in zip(reference, times[name], strict=True)]
+    for name, own in times.items():
+        ratios = [first / mine for first, mine in zip(times[reference], own, strict=True)]
         low, high = median_interval(ratios)
+        median = statistics.median(own)
         results.append(
             Latency(
-                name,
-                statistics.median(times[name]),
-                statistics.median(ratios),
-                low,
-                high,
-                repeats,
-                threads,
+                arm=name,
+                median_ms=median,
+                speedup=statistics.median(ratios),
+                low=low,
+                high=high,
+                of_medians=statistics.median(times[reference]) / median,
+                repeats=len(own),
+                threads=threads,
             )
         )
     return results
@@ -119,6 +144,9 @@ def using_threads(threads: int) -> Iterator[None]:
     """Torch works with this many threads inside, and with as many as before afterwards."""
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
+    most = max(64, 4 * (os.cpu_count() or 1))  # with thousands, torch ends the process
+    if threads > most:
+        raise ValueError(f"threads must be at most {most} on this machine, not {threads}")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -142,20 +170,28 @@ Arms = Mapping[tuple[str, float], Timed]  # by form and budget; the first is the
 def elastic_arms(
     model: nn.Module,
     budgets: Iterable[float],
-    floor: int = 0,
-    forms: Sequence[str] = TIMED_FORMS,
+    floor: int | None = None,
+    forms: Sequence[str] | None = None,
     reload: Callable[[nn.Module, Allocation], nn.Module] | None = None,
 ) -> Arms:
     """The arms of an elastic model.
 
-    All units open and, at each budget, soft gates, the hard mask, hard skipping and the cut model,
-    which `reload` may save and load before. Soft gates and the hard mask compute every unit.
+    All units open, also with fused sums where the architecture has any, and, at each budget, soft
+    gates, the hard mask, hard skipping and the cut model, which `reload` may save and load before.
+    Soft gates and the hard mask compute every unit. Skipping fuses its sums: beside the fused model
+    its speed is the budget's alone.
     """
     if not isinstance(model, Elastic):
         raise ValueError("only an elastic model has budgets to time")
+    forms = forms or (NESTED_FORMS if model.form == "nested" else TIMED_FORMS)
     plain = model.plain()
     skipping = Skipping(model, floor)
     arms = {("dense", 1.0): Timed(plain, plain)}
+    if "soft" in forms:
+        model.opening(1.0, "soft")  # complains now, and not when it is timed
+    if "fused" in forms and any(site.norm for site in find_sites(plain, block=1)):
+        everything = Allocation.of(model.units, range(len(model.units)))
+        arms[FUSED] = Timed(fuse(cut(plain, everything, share=True).eval()), plain)
     for budget in budgets:
         allocation = model.allocation(budget, floor)
         # Skipping shares memory between budgets; so do these, or caches would favour the one.
@@ -165,12 +201,12 @@ def elastic_arms(
         if "skip" in forms:
             skipping.prepare(budget)
         of_form = {
-            "soft": Timed(model, plain, {"budget": budget}),
+            "soft": Timed(model, plain, {"budget": budget, "mode": "soft"}),
             "hard": Timed(model, plain, {"allocation": allocation}),
             "skip": Timed(skipping, smaller, {"budget": budget}),
             "cut": Timed(smaller, smaller),
         }
-        arms |= {(form, budget): of_form[form] for form in forms}
+        arms |= {(form, budget): of_form[form] for form in forms if form != "fused"}
     return arms
 
 
@@ -183,7 +219,10 @@ def time_arms(
     progress: Callable[[int, int], None] | None = None,
     device: str = "cpu",
 ) -> list[dict[str, Any]]:
-    """Latency records of some arms over some batches, beside what multiply-accumulates allow."""
+    """Latency records of some arms over some batches.
+
+    `bound` is an estimate by multiply-accumulates, not a limit: attention can be dearer.
+    """
     here = [{name: values.to(device) for name, values in inputs.items()} for inputs in batches]
     named = {
         f"{form} {budget:g}": _calls_on(_moved(arm.call, device), here, **arm.options)
@@ -191,7 +230,12 @@ def time_arms(
     }
     kind = torch.device(device).type
     wait = None if kind == "cpu" else partial(torch.accelerator.synchronize, torch.device(device))
-    results = measure(named, repeats, warmup, threads, progress, wait)
+    times = _take_times(named, repeats, warmup, threads, progress, wait)
+    results = _compare(times, "dense 1", threads)
+    over_fused: dict[tuple[str, float], dict[str, Any]] = {}
+    if FUSED in arms:
+        beside = zip(arms, _compare(times, "fused 1", threads), strict=True)
+        over_fused = {arm: {"over_fused": _ratios(result)} for arm, result in beside}
     computes = {arm: timed.computes for arm, timed in arms.items()}
     plain = computes["dense", 1.0]
     shapes = [tuple(inputs["input_ids"].shape) for inputs in batches]
@@ -223,20 +267,31 @@ def time_arms(
             "macs": macs[form, budget],
             "bound": round(macs["dense", 1.0] / macs[form, budget], 4),
             **({"removed": removed[budget]} if form == "cut" else {}),
-            **{k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(result).items()},
+            **_rounded(asdict(result)),
+            **(over_fused.get((form, budget), {}) if form not in ("dense", "fused") else {}),
         }
         for (form, budget), result in zip(arms, results, strict=True)
     ]
 
 
-def time_switching(model: Elastic, budgets: Sequence[float], floor: int = 0) -> dict[str, Any]:
+def _ratios(result: Latency) -> dict[str, Any]:
+    """How much faster an arm is, as a record has it."""
+    names = ("speedup", "low", "high", "of_medians")
+    return _rounded({name: getattr(result, name) for name in names})
+
+
+def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: round(v, 4) if isinstance(v, float) else v for k, v in values.items()}
+
+
+def time_switching(model: Elastic, budgets: Sequence[float]) -> dict[str, Any]:
     """What it takes to change the budget, in time and in memory, as a record.
 
     `first_ms` is of a budget that was never asked for; `switch_us` of one that was, as a median.
     `extra_bytes` are those of tensors that the whole model does not hold, `object_bytes` those of
     the modules that hold the views.
     """
-    skipping, other = Skipping(model, floor), Skipping(model, floor)
+    skipping, other = Skipping(model), Skipping(model)
     whole = _storages(skipping.whole)
     started = time.perf_counter()
     skipping.prepare(*budgets)
@@ -291,55 +346,5 @@ def _moved(model: nn.Module, device: str) -> nn.Module:
 
 def _device_name(device: str) -> str:
     """What a device calls itself, for records."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return device
-
-
-def count_macs(model: nn.Module, length: int) -> int:
-    """Multiply-accumulates of a model on one sequence.
-
-    A layer: 4·n·d·k·w + 2·n²·k·w for k heads of width w, 2·n·d·f for f feed-forward neurons.
-    Embeddings, norms and activations multiply no matrices and count nothing.
-    """
-    sites = find_sites(model, block=1)
-    inside = sum(site.count * site.unit_macs(length) for site in sites)
-    known = {name for site in sites for name in (*site.inputs, site.output)}
-    # What is left is applied once to a sequence, not once to a token: pooling comes before it.
-    outside = sum(
-        module.in_features * module.out_features
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name not in known
-    )
-    return inside + outside
-
-
-def compare_compute(model: nn.Module, smaller: nn.Module, length: int) -> dict[str, float]:
-    """What a cut takes away, as shares of the whole model.
-
-    Of all parameters; of those of the attention heads (q, k, v and the output projection); of the
-    multiply-accumulates of attention, and of the layers with their feed-forward parts.
-    """
-    before, after = _compute(model, length), _compute(smaller, length)
-    return {name: 1.0 - after[name] / before[name] for name in before}
-
-
-def _compute(model: nn.Module, length: int) -> dict[str, int]:
-    sites = find_sites(model, block=1)
-    heads = [site for site in sites if site.kind == "heads"]
-    attention = sum(site.count * site.unit_macs(length) for site in heads)
-    return {
-        "parameters": count_parameters(model),
-        # A head owns `width` rows of each input with their biases, and as many output columns.
-        "head_parameters": sum(
-            site.count * site.width * (4 * site.hidden + len(site.inputs)) for site in heads
-        ),
-        "attention_macs": attention,
-        "layer_macs": attention
-        + sum(site.count * site.unit_macs(length) for site in sites if site.kind != "heads"),
-    }
-
-
-def count_parameters(model: nn.Module) -> int:
-    """All weights of a model."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    on_cuda = torch.device(device).type == "cuda"
+    return torch.cuda.get_device_name(device) if on_cuda else device

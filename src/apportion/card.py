@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from apportion.benchmark import count_macs, count_parameters
+from apportion.asking import FORMS, in_words
+from apportion.compute import count_macs, count_parameters
 from apportion.elastic import Elastic, plain_of
 from apportion.sites import find_sites
 from apportion.surgery import cut
@@ -65,14 +66,16 @@ def _what(
         f"multiply-accumulates on {length} tokens."
     )
     if isinstance(model, Elastic):
-        text += " Each call may ask for a budget: the share of its units that work."
+        text += (
+            f" Each call may ask for a budget: the share of its units that work. {in_words(model)}"
+        )
     if notes.get("classes"):
         text += f" Classes: {', '.join(map(str, notes['classes']))}."
     return text
 
 
 def _how(model: nn.Module, library: str) -> str:
-    if isinstance(model, Elastic) and model.gates.order is not None:
+    if isinstance(model, Elastic) and model.form == "nested":
         return (
             "import apportion\n\n"
             "model = apportion.load(FOLDER).model\n"
@@ -84,7 +87,7 @@ def _how(model: nn.Module, library: str) -> str:
         return (
             "import apportion\n\n"
             "model = apportion.load(FOLDER).model\n"
-            "model(**inputs, budget=0.5)   # gates that open with the budget\n"
+            f"model(**inputs, budget=0.5)   # {FORMS[model.form]}\n"
             "smaller = model.cut(0.5)      # a smaller plain model"
         )
     if library == "transformers":
@@ -100,7 +103,7 @@ def _budgets(model: Elastic, length: int) -> str:
     whole = model.plain()
     macs = count_macs(whole, length)
     rows = []
-    for budget in _BUDGETS:
+    for budget in model.within(_BUDGETS):
         kept = model.allocation(budget)
         smaller = cut(whole, kept, share=True)
         left = count_macs(smaller, length)
@@ -109,8 +112,8 @@ def _budgets(model: Elastic, length: int) -> str:
                 f"{budget:.2f}",
                 # One order for all budgets is not meant to be half open.
                 "–"
-                if model.gates.order is not None
-                else f"{float(model.cost(budget).detach()):.3f}",
+                if model.form == "nested"
+                else f"{float(model.cost(budget, 'soft').detach()):.3f}",
                 f"{kept.cost:.3f}",
                 f"{kept.count} of {len(model.units)}",
                 f"{count_parameters(smaller):,}",

@@ -16,42 +16,53 @@ A folder is written beside its place and moved there whole.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
+from apportion.asking import asking_of
 from apportion.backbones import build, config_of
 from apportion.backbones.classes import CLASSIFIES, class_names
-from apportion.backbones.encoder import Encoder, EncoderConfig
-from apportion.backbones.hub import read_json, words_of_folder
-from apportion.backbones.reloading import RECORD, carry_code, kept_of, load_folder
+from apportion.backbones.encoder import Encoder
+from apportion.backbones.hub import words_of_folder
+from apportion.backbones.reloading import carry_code, kept_of, load_folder
 from apportion.card import model_card
+from apportion.consistency import (
+    check_answer,
+    check_finite,
+    check_notes,
+    check_words,
+)
 from apportion.elastic import Elastic, plain_of
+from apportion.files import (
+    holding,
+    json_text,
+    part_of,
+    remove,
+    resolved,
+    save_tensors,
+)
+from apportion.manifest import (
+    CARD,
+    CONFIG,
+    FORMAT,
+    GATES,
+    MANIFEST,
+    SETTINGS,
+    VERSION,
+    WEIGHTS,
+    WORDS,
+)
+from apportion.manifest import read_manifest as _read_manifest
+from apportion.restoring import cut_as, restore, sha256
 from apportion.sites import find_sites, units_of
-from apportion.state import save_tensors
-from apportion.surgery import cut
 from apportion.tasks.words import Words
-from apportion.units import Allocation, Units
-
-FORMAT = "apportion-checkpoint"
-VERSION = 1
-MANIFEST = "apportion.json"
-WEIGHTS = "model.safetensors"
-GATES = "gates.safetensors"
-CONFIG = "config.json"
-WORDS = "tokenizer.json"
-SETTINGS = "tokenizer_config.json"
-CARD = "README.md"
-KINDS_OF_CHECKPOINT = ("dense", "elastic", "cut")
+from apportion.units import Allocation
 
 
 @dataclass(frozen=True)
@@ -92,32 +103,30 @@ def save(
 ) -> None:
     """Writes a checkpoint folder whole or not at all; one that is there already is replaced.
 
+    If another process is writing the same folder, this one is refused.
     With `self_contained`, a cut model of Transformers has its code beside it, and loads with
     `trust_remote_code=True` where apportion is not installed.
     """
     if isinstance(checkpoint, nn.Module):
         checkpoint = Checkpoint(checkpoint, kept=kept_of(checkpoint))
-    folder = Path(folder)
-    if folder.exists() and not (folder / MANIFEST).exists():
-        raise ValueError(f"{folder} exists and is not a checkpoint; choose another folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for stale in folder.parent.glob(f".{folder.name}.*.part"):
-        shutil.rmtree(stale, ignore_errors=True)  # of a save that was killed
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
-    try:
-        _write(checkpoint, part, self_contained)
-        part.chmod(0o755)
-        previous = _previous(folder)
-        if folder.exists():
-            # Between these two moves `load` finds the previous folder, so a kill loses nothing.
-            shutil.rmtree(previous, ignore_errors=True)
-            folder.rename(previous)
-        part.rename(folder)
-        shutil.rmtree(previous, ignore_errors=True)
-    except OSError as error:
-        raise OSError(f"could not write checkpoint {folder}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    folder = resolved(Path(folder))
+    with holding(folder) as alone:
+        if folder.exists() and not (folder / MANIFEST).exists():
+            raise ValueError(f"{folder} exists and is not a checkpoint; choose another folder")
+        try:
+            with part_of(folder, alone) as part:
+                part.mkdir()
+                _write(checkpoint, part, self_contained)
+                previous = _previous(folder)
+                if folder.exists():
+                    # Between these two moves `load` finds the previous one: a kill loses nothing.
+                    remove(previous)
+                    folder.rename(previous)
+                part.rename(folder)
+                remove(previous)
+        except OSError as error:
+            reason = error.strerror or error
+            raise OSError(f"could not write checkpoint {folder}: {reason}") from error
 
 
 def load(folder: str | Path) -> Checkpoint:
@@ -125,81 +134,52 @@ def load(folder: str | Path) -> Checkpoint:
 
     A folder that Transformers wrote will do as well, of a whole model or of a cut one.
     """
-    folder = _present(Path(folder))
-    if not (folder / MANIFEST).exists() and (folder / CONFIG).exists():
-        model, kept = load_folder(folder)
-        return Checkpoint(model, {}, kept, words_of_folder(folder))
-    manifest = read_manifest(folder)
+    folder = Path(folder)
+    while True:
+        before = _identity(folder)
+        try:
+            return _load(_present(folder))
+        except ValueError:
+            if _identity(folder) == before:
+                raise
+            # It was replaced by another save while it was read.
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
     try:
-        return _read(manifest, folder)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / MANIFEST} is damaged: {error!r}") from None
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
-def _read(manifest: Mapping[str, Any], folder: Path) -> Checkpoint:
-    kind = manifest["kind"]
-    needed = {WEIGHTS, *([GATES] if kind == "elastic" else [])}
-    for name in sorted(needed | set(manifest["files"])):
-        facts = manifest["files"][name]
-        path = folder / name
-        if not path.exists():
-            raise ValueError(f"checkpoint {folder} has no {name}; it is not complete")
-        if path.stat().st_size != facts["bytes"] or _sha256(path) != facts["sha256"]:
-            raise ValueError(
-                f"{path} is truncated or was changed: it is not the file that was saved"
-            )
-    model = build(read_config(manifest, folder))
-    kept = None
-    if kind == "cut":
-        kept = Allocation.from_dict(Units.from_dict(manifest["units"]), manifest["kept"])
-        if not hasattr(model.config, RECORD):  # or it was built in its sizes
-            model = cut(model, kept)
-    _load_weights(model, load_file(folder / WEIGHTS), folder)
-    if kind == "elastic":
-        facts = manifest["elastic"]
-        model = Elastic(model, facts["kinds"], facts["length"], facts["tau"], facts["block"])
-        if model.units.to_dict() != manifest["units"]:
-            raise ValueError(f"checkpoint {folder} lists other units than its model has")
-        gates = load_file(folder / GATES)
-        if "order" in gates:
-            model.gates.fix_order(gates["order"])
-        _load_weights(model.gates, gates, folder)
-    words = None
-    if WORDS in manifest["files"]:
-        settings = read_json(folder / SETTINGS) if SETTINGS in manifest["files"] else None
-        words = Words.from_json((folder / WORDS).read_text(encoding="utf-8"), settings)
-    return Checkpoint(model.eval(), dict(manifest["notes"]), kept, words)
+def _load(folder: Path) -> Checkpoint:
+    if not os.path.lexists(folder / MANIFEST) and (folder / CONFIG).exists():
+        if (folder / GATES).exists():
+            raise ValueError(f"{folder} has {GATES} and no {MANIFEST}; it is not complete")
+        model, kept = load_folder(folder)
+        words, notes = words_of_folder(folder), {}
+    else:
+        manifest = _read_manifest(folder)
+        try:
+            model, kept, words = restore(manifest, folder)
+        except (AttributeError, KeyError, TypeError, IndexError, AssertionError) as error:
+            raise ValueError(f"{folder / MANIFEST} is damaged: {error!r}") from None
+        notes = dict(manifest["notes"])
+    try:
+        check_finite(model.state_dict(), "the model")
+        check_notes(notes, model)
+        if words is not None:
+            check_words(words, model)
+        check_answer(model, words)
+    except ValueError as error:
+        raise ValueError(f"the parts of {folder} do not fit each other: {error}") from None
+    return Checkpoint(model, notes, kept, words)
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
     """What a checkpoint says of itself, without its weights."""
-    path = _present(Path(folder)) / MANIFEST
-    if not path.exists():
-        raise ValueError(f"{folder} is not a checkpoint: it has no {MANIFEST}")
-    manifest = read_json(path)
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ValueError(f"{path} is not the manifest of an apportion checkpoint")
-    if manifest.get("version") != VERSION:
-        raise ValueError(
-            f"{folder} is a checkpoint of format version {manifest.get('version')}; "
-            f"this apportion reads version {VERSION}"
-        )
-    missing = {"kind", "model", "units", "files", "notes"} - set(manifest)
-    if missing:
-        raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
-    if manifest["kind"] not in KINDS_OF_CHECKPOINT:
-        raise ValueError(f"{path} is of unknown kind {manifest['kind']!r}")
-    return manifest
-
-
-def read_config(manifest: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What a checkpoint's model is built from: its own values, or those in config.json."""
-    model = manifest["model"]
-    if CONFIG in manifest["files"]:
-        return dict(read_json(folder / CONFIG))
-    if model["type"] != EncoderConfig.model_type:
-        raise ValueError(f"{folder} holds a model of unknown type {model['type']!r}")
-    return {"model_type": model["type"], **model["config"]}
+    return _read_manifest(_present(Path(folder)))
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -222,6 +202,8 @@ def _write(checkpoint: Checkpoint, folder: Path, self_contained: bool) -> None:
     plain = plain_of(model)
     config = config_of(plain)
     _check_shape(plain, config, checkpoint.kept)
+    check_finite(model.state_dict(), "the model")
+    check_notes(checkpoint.notes, model)
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -242,6 +224,7 @@ def _write(checkpoint: Checkpoint, folder: Path, self_contained: bool) -> None:
             "length": model.length,
             "tau": model.gates.tau,
             "block": model.block,
+            **asking_of(model),
         }
         manifest["units"] = model.units.to_dict()
         save_tensors(model.gates.state_dict(), folder / GATES)
@@ -256,7 +239,7 @@ def _write(checkpoint: Checkpoint, folder: Path, self_contained: bool) -> None:
         if checkpoint.words.settings is not None:
             _write_json(checkpoint.words.settings, folder / SETTINGS)
     manifest["files"] = {
-        path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(folder.iterdir())
     }
     _write_json(manifest, folder / MANIFEST)
@@ -270,9 +253,7 @@ def _write(checkpoint: Checkpoint, folder: Path, self_contained: bool) -> None:
 def _check_shape(plain: nn.Module, config: Mapping[str, Any], kept: Allocation | None) -> None:
     """Refuses a model that its config, with what was kept, would not rebuild."""
     with torch.device("meta"):
-        rebuilt = build(config)
-    if kept is not None and RECORD not in config:
-        rebuilt = cut(rebuilt, kept)
+        rebuilt = cut_as(config, build(config), kept)
     for site, whole in zip(find_sites(plain, block=1), find_sites(rebuilt, block=1), strict=True):
         if site.count != whole.count:
             raise ValueError(
@@ -281,20 +262,8 @@ def _check_shape(plain: nn.Module, config: Mapping[str, Any], kept: Allocation |
             )
 
 
-def _load_weights(module: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
-    expected = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in weights.items()}
-    if expected != found:
-        odd = sorted(set(expected.items()) ^ set(found.items()))[0][0]
-        raise ValueError(
-            f"the weights in {folder} are of another model than its {MANIFEST} says: "
-            f"{odd} is {found.get(odd, 'missing')}, expected {expected.get(odd, 'none')}"
-        )
-    module.load_state_dict(dict(weights))
-
-
 def _write_json(values: Mapping[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json_text(values, path.name), encoding="utf-8")
 
 
 def _previous(folder: Path) -> Path:
@@ -304,11 +273,3 @@ def _previous(folder: Path) -> Path:
 def _present(folder: Path) -> Path:
     """The folder, or the one that it was to replace if a kill fell between the two moves."""
     return folder if folder.exists() or not _previous(folder).exists() else _previous(folder)
-
-
-def _sha256(path: Path) -> str:
-    sha = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            sha.update(chunk)
-    return sha.hexdigest()

@@ -89,10 +89,10 @@ def unfinished(
 def _is_timed(stage: Stage, have: Iterable[Mapping[str, Any]]) -> bool:
     device = torch.device(stage.device).type
     timed = {
-        (r.get("protocol"), r["budget"])
+        (r.get("protocol"), r.get("budget"))
         for r in have
         if r.get("kind") == "latency"
-        and r["stage"] == stage.key
+        and r.get("stage") == stage.key
         and r.get("device", "cpu") == device
     }
     return timed >= set(product(stage.protocols, stage.timed_at))
@@ -103,10 +103,10 @@ def _has_throughput(stage: Stage, have: Iterable[Mapping[str, Any]]) -> bool:
     if not isinstance(stage.task, Text) or stage.only or not stage.timing.predictions:
         return True
     timed = {
-        r["budget"]
+        r.get("budget")
         for r in have
         if r.get("kind") == "throughput"
-        and r["stage"] == stage.key
+        and r.get("stage") == stage.key
         and r.get("encoding") == ENCODING
     }
     return timed >= set(stage.timed_at)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from apportion.allocation import allocate, buying_order, straight_through
-from apportion.gates import Gates
+from apportion.allocation import allocate, buying_order, pays_floor, straight_through
+from apportion.gates import Gates, check_budget, check_budgets
 from apportion.sites import BLOCK, find_sites, units_of
 from apportion.surgery import arrange, cut
 from apportion.units import Allocation
 
 Mode = Literal["soft", "hard", "straight-through"]
 MODES: tuple[Mode, ...] = ("soft", "hard", "straight-through")
+OwnForm = Literal["soft", "hard", "nested"]  # what a model was made for
 
 # The gates of the call that is running. A context variable, so that threads that ask one model
 # for different budgets each see their own.
@@ -29,7 +30,13 @@ class Elastic(nn.Module):
 
     õ_u = z_u(B) · o_u, at the input of each output projection, where the outputs of the units
     still stand side by side: no forward code is copied, and any attention kernel will do.
+
+    It knows how it is to be asked: a call that does not say more gets its form and its floor, and
+    a budget below its lowest is refused.
     """
+
+    floor: int  # units of each layer and kind that stay whatever the budget
+    lowest: float | None  # the smallest budget that it was made for, if that is known
 
     def __init__(
         self,
@@ -42,6 +49,7 @@ class Elastic(nn.Module):
         super().__init__()
         if any(isinstance(module, Elastic) for module in model.modules()):
             raise ValueError("the model is elastic already")
+        check_computed_once(model)
         self.model = plain_copy(model)
         self.kinds = tuple(kinds)
         self.length = length  # where the units' costs are taken
@@ -49,56 +57,130 @@ class Elastic(nn.Module):
         sites = find_sites(self.model, kinds, block)
         self.units = units_of(sites, length)
         self.gates = Gates(self.units, tau)
+        self._form: OwnForm = "soft"
+        self.floor, self.lowest = 0, None
         for site in sites:
             if site.count:
                 span = self.units.spans[site.layer, site.kind]
                 module = self.model.get_submodule(site.output)
                 module.register_forward_pre_hook(_Gating(span, site.width))
 
+    @property
+    def form(self) -> OwnForm:
+        """What it was made for: soft gates, hard masks, or one nested order of its units."""
+        return self._form if self.gates.order is None else "nested"
+
+    def made_for(self, form: OwnForm, floor: int = 0, lowest: float | None = None) -> Elastic:
+        """This model, told how it is to be asked from now on."""
+        if form not in get_args(OwnForm):
+            known = ", ".join(get_args(OwnForm))
+            raise ValueError(f"a model's form is one of {known}, not {form!r}")
+        if (form == "nested") != (self.form == "nested"):
+            raise ValueError(
+                "a nested model needs one order for all budgets; `nested()` returns one that has it"
+                if form == "nested"
+                else f"a nested model has one order for all budgets, and can't be made {form}"
+            )
+        if not isinstance(floor, int) or isinstance(floor, bool):
+            raise ValueError(f"a floor is a whole number of units, not {floor!r}")
+        smallest = check_budget(1.0 if lowest is None else lowest)
+        # Complains of a floor that a layer does not have, or that the smallest budget can't pay.
+        allocate(self.gates.scores(smallest), self.units, smallest, floor)
+        self._form, self.floor = form, floor
+        self.lowest = None if lowest is None else smallest
+        return self
+
     def forward(
         self,
         *args: Any,
         budget: float | Tensor | None = None,
-        mode: Mode = "soft",
-        floor: int = 0,
+        mode: Mode | None = None,
+        floor: int | None = None,
         allocation: Allocation | None = None,
         z: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """What the model returns with its units gated.
 
-        By the budget, in one of the modes (soft takes a budget an example too); or by an
-        allocation; or by gates z that are given, a number a unit; or, with none of them, not at
-        all: then this is the original model.
+        By the budget, in its own form or in one of the modes (soft takes a budget an example too);
+        or by an allocation; or by gates z that are given, a number a unit; or, with none of them,
+        not at all: then this is the original model.
         """
         if allocation is not None:
+            if allocation.units.members != self.units.members:
+                raise ValueError("the allocation is of units of another model")
             z = allocation.mask().to(self.gates.a.device)
         elif budget is not None:
             z = self.opening(budget, mode, floor)
+        elif z is not None:
+            self._check_gates(z)
+        if z is not None and self.training and torch.is_grad_enabled():
+            check_computed_once(self.model)
         token = _gates_of_this_call.set(z)
         try:
             return self.model(*args, **kwargs)
         finally:
             _gates_of_this_call.reset(token)
 
-    def opening(self, budget: float | Tensor, mode: Mode = "soft", floor: int = 0) -> Tensor:
+    def opening(
+        self, budget: float | Tensor, mode: Mode | None = None, floor: int | None = None
+    ) -> Tensor:
         """How far each unit is open: z(B), its top k as 0 and 1, or those with z's gradient."""
+        mode = self._mode(mode)
+        if mode == "soft" and isinstance(budget, Tensor) and budget.dim():
+            several: Tensor = self.gates(check_budgets(budget, self.lowest))
+            return several
+        budget = check_budget(budget, self.lowest)
+        if mode == "hard":
+            return self.allocation(budget, floor).mask().to(self.gates.a)
         z: Tensor = self.gates(budget)
         if mode == "soft":
             return z
-        if mode not in MODES:
-            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
-        mask = self.allocation(float(budget), floor).mask().to(z)
-        return mask if mode == "hard" else straight_through(z, mask)
+        return straight_through(z, self.allocation(budget, floor).mask().to(z))
 
-    def cost(self, budget: float | Tensor) -> Tensor:
-        """C(B), differentiable."""
-        return self.gates.cost(self.gates(budget))
+    def cost(
+        self, budget: float | Tensor, mode: Mode | None = None, floor: int | None = None
+    ) -> Tensor:
+        """C(B), differentiable where its gates are."""
+        return self.gates.cost(self.opening(budget, mode, floor))
 
     @torch.no_grad()
-    def allocation(self, budget: float, floor: int = 0) -> Allocation:
+    def allocation(self, budget: float, floor: int | None = None) -> Allocation:
         """The units that a budget buys by the gates' own scores."""
+        budget = check_budget(budget, self.lowest)
+        floor = self.floor if floor is None else floor
+        if self.gates.a.is_meta:
+            raise ValueError("a model on the meta device has no weights to choose its units by")
         return allocate(self.gates.scores(budget), self.units, budget, floor)
+
+    @torch.no_grad()
+    def within(self, budgets: Sequence[float]) -> tuple[float, ...]:
+        """Those of some budgets that it was made for, from its smallest one up."""
+        if self.lowest is not None and self.lowest > min(budgets):
+            budgets = (self.lowest, *(budget for budget in budgets if budget > self.lowest))
+        return tuple(
+            budget
+            for budget in budgets
+            if pays_floor(self.gates.scores(budget), self.units, budget, self.floor)
+        )
+
+    def _mode(self, mode: Mode | None) -> Mode:
+        """The mode that is asked for, or the model's own."""
+        if mode is None:
+            return "soft" if self.form == "soft" else "hard"
+        if mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+        if self.form == "nested" and mode != "hard":
+            raise ValueError(f"a nested model was never made to be {mode}; it answers hard")
+        return mode
+
+    def _check_gates(self, z: Tensor) -> None:
+        """Refuses gates that are given and are not a number for each unit."""
+        if not isinstance(z, Tensor) or z.dim() not in (1, 2) or z.shape[-1] != len(self.units):
+            given = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
+            raise ValueError(
+                f"z is a tensor with a number for each of the {len(self.units)} units, not {given}"
+            )
 
     @torch.no_grad()
     def nested(self, scores: Tensor | None = None) -> Elastic:
@@ -121,9 +203,10 @@ class Elastic(nn.Module):
         made.gates.a.copy_(self.gates.a[before])
         made.gates.s.copy_(self.gates.s[before])
         made.gates.fix_order(after[order])
+        made.floor = self.floor  # the budgets that it was made for are another model's
         return made.to(self.gates.a.device).train(self.training)
 
-    def cut(self, budget: float, floor: int = 0) -> nn.Module:
+    def cut(self, budget: float, floor: int | None = None) -> nn.Module:
         """A smaller plain model for one budget."""
         return cut(self.plain(), self.allocation(budget, floor))
 
@@ -140,6 +223,15 @@ def plain_copy(model: nn.Module) -> nn.Module:
         for key in [key for key, hook in hooks.items() if isinstance(hook, _Gating)]:
             del hooks[key]
     return plain
+
+
+def check_computed_once(model: nn.Module) -> None:
+    """Refuses layers that backward computes again: their call, and its gates, would be gone."""
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        raise ValueError(
+            "the model has gradient checkpointing, which computes layers again without their "
+            "gates; switch it off: `model.gradient_checkpointing_disable()`"
+        )
 
 
 def plain_of(model: nn.Module) -> nn.Module:
@@ -161,5 +253,8 @@ class _Gating:
         z = gates[..., self.span].to(args[0].dtype)
         z = z.repeat_interleave(self.width, dim=-1)  # [(batch,) columns]
         if z.dim() == 2:
+            rows = args[0].shape[0]
+            if len(z) not in (1, rows):
+                raise ValueError(f"{rows} rows need one budget, or {rows} of them, not {len(z)}")
             z = z[:, None, :]
         return (args[0] * z, *args[1:])

@@ -53,25 +53,29 @@ def evaluate(
     model: nn.Module,
     split: Split,
     budget: float | None = None,
-    form: Form = "soft",
-    floor: int = 0,
+    form: Form | None = None,
+    floor: int | None = None,
     allocation: Allocation | None = None,
     batch_size: int = 32,
 ) -> Outcome:
     """How a model does on a split.
 
-    An elastic model takes a budget or an allocation, and a form: gates as they are (soft), their
-    top k (hard), or a smaller model made for it (cut). With neither it runs fully open.
+    An elastic model takes a budget or an allocation, and a form, or has its own: gates as they are
+    (soft), their top k (hard), or a smaller model made for it (cut). With neither it runs fully
+    open.
     """
     cost = 1.0
     options: dict[str, Any] = {}
     if budget is not None or allocation is not None:
         if not isinstance(model, Elastic):
             raise ValueError("only an elastic model has budgets")
+        if form is None:
+            form = "soft" if model.form == "soft" else "hard"
         if form not in FORMS:
             raise ValueError(f"a form is one of {', '.join(FORMS)}, not {form!r}")
         if form == "soft" and budget is not None:
-            cost, options = float(model.cost(budget).detach()), {"budget": budget}
+            cost = float(model.cost(budget, "soft").detach())
+            options = {"budget": budget, "mode": "soft"}
         else:
             if allocation is None:
                 assert budget is not None
@@ -108,17 +112,23 @@ def sweep(
     model: Elastic,
     split: Split,
     budgets: Sequence[float] = SWEEP,
-    forms: Sequence[Form] = ("soft", "hard"),
-    floor: int = 0,
+    forms: Sequence[Form] | None = None,
+    floor: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Point]:
-    """How the model does at each budget, in the order given, in each form."""
-    points = []
+    """How the model does at each budget, in the order given, in each form, or in its own."""
+    points: list[Point] = []
+    forms = swept_forms(model) if forms is None else forms
     for form, budget in product(forms, budgets):
         points.append(Point(budget, form, evaluate(model, split, budget, form, floor)))
         if progress:
             progress(len(points), len(forms) * len(budgets))
     return points
+
+
+def swept_forms(model: Elastic) -> tuple[Form, ...]:
+    """The forms that tell how a model does: of a nested one, cutting is the quicker hard mask."""
+    return ("cut",) if model.form == "nested" else ("soft", "hard")
 
 
 def rank_agreement(first: Sequence[float], second: Sequence[float]) -> float:

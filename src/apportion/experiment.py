@@ -12,7 +12,7 @@ from apportion.backbones.encoder import EncoderConfig
 from apportion.evaluation import SWEEP
 from apportion.gates import check_budget
 from apportion.goals import Goal
-from apportion.plausibility import check_goals, check_model, check_stage
+from apportion.plausibility import check_goals, check_model, check_stage, check_timing
 from apportion.recipes import Recipe, recipe
 from apportion.schema import check
 from apportion.stages import Stage, Timing
@@ -133,9 +133,10 @@ def experiment_of(
     data_seeds, seeds = _seeds(data["seeds"])
     paired = data["seeds"].get("paired", False)
     task = _task(data["task"], data_seeds[0], folder)
-    budgets = tuple(check_budget(b) for b in data.get("budgets", (0.25, 0.5, 0.75)))
+    units = data.get("units", "heads")
+    budgets = tuple(check_budget(b) for b in data.get("budgets", BUDGETS[units]))
     timing = _timing(data.get("timing", {}))
-    kinds = UNITS[data.get("units", "heads")]
+    kinds = UNITS[units]
     test_rows = data.get("test_rows")
     if test_rows is not None and (test_rows < 2 or not isinstance(task, Text)):
         raise ValueError(f"test_rows are two or more texts, not {test_rows} rows of this task")
@@ -167,6 +168,7 @@ def experiment_of(
             check(f"[[{section}]]", row, get_type_hints(kind))
     goals = tuple(Goal(**row) for row in data.get("goal", ()))
     check_goals(goals, stages)
+    check_timing(stages)
     unknown = set(data.get("figure", ())) - {stage.method for stage in stages}
     if unknown:
         raise ValueError(f"figure names {', '.join(sorted(unknown))}, which is no stage")
@@ -284,6 +286,7 @@ def _stages_of(
             nested=entry.get("nested", False),
             repair=entry.get("repair", False),
             sweep=entry.get("sweep", True),
+            made_by=entry.get("made_by", {}),
         )
         check_stage(stage, numbers)
         made.append(stage)
@@ -291,6 +294,8 @@ def _stages_of(
 
 
 UNITS = {"heads": ("heads",), "all": KINDS}  # as people ask for them
+# Of the tables, where a file names none.
+BUDGETS = {"heads": (0.25, 0.5, 0.75), "all": tuple(n / 8 for n in range(1, 9))}
 _FILE = {
     "name": str,
     "title": str,
@@ -323,4 +328,5 @@ _STAGE = {
     "nested": bool,
     "repair": bool,
     "sweep": bool,
+    "made_by": dict,
 }

@@ -21,7 +21,7 @@ class Goal:
     against_form: str = "dense"
     against_budget: float = 1.0
     within: float = 0.0  # points that it may be below that method
-    share_of_bound: float | None = None  # measured speed-up over the bound, at least
+    share_of_bound: float | None = None  # measured speed-up over the one by MACs, at least
     share_of_cut: float | None = None  # measured speed-up over that of the cut model, at least
     protocol: Literal["padded", "grouped"] | None = None  # of the timing of texts
     throughput: float | None = None  # of predictions, as a share of the bare model's, at least
@@ -66,7 +66,7 @@ class Goal:
         if self.cost is not None:
             parts.append(f"cost ≤ {self.cost:g}")
         if self.share_of_bound is not None:
-            parts.append(f"≥ {100 * self.share_of_bound:g} % of the bound by MACs")
+            parts.append(f"≥ {100 * self.share_of_bound:g} % of the speed-up by MACs")
         if self.share_of_cut is not None:
             parts.append(f"≥ {100 * self.share_of_cut:g} % of the cut model's speed")
         if self.throughput is not None:

@@ -12,24 +12,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from apportion.allocation import allocate
 from apportion.backbones.encoder import Encoder
 from apportion.baselines import BASELINES
 from apportion.benchmark import (
-    TIMED_FORMS,
     Arms,
     Timed,
-    count_parameters,
     elastic_arms,
     time_arms,
     time_switching,
 )
 from apportion.checkpoint import Checkpoint, load, save, weights_digest
+from apportion.compute import count_parameters
 from apportion.elastic import Elastic, plain_of
-from apportion.evaluation import SWEEP, Form, Outcome, Point, evaluate, is_monotone, sweep
+from apportion.evaluation import (
+    SWEEP,
+    Outcome,
+    Point,
+    evaluate,
+    is_monotone,
+    sweep,
+    swept_forms,
+)
 from apportion.prediction import time_predictions
+from apportion.production import produce
 from apportion.records import provenance
 from apportion.skipping import Skipping
-from apportion.stages import Stage, Timing, produce
+from apportion.stages import Stage, Timing
 from apportion.tasks import Split, Task
 from apportion.training import Tick, telling
 from apportion.units import Allocation
@@ -99,9 +108,9 @@ def _measure_scores(
     model, training = checkpoint.model, checkpoint.notes["training"]
     assert isinstance(model, Elastic)
     scores = {"kind": "scores", **{k: v for k, v in training.items() if k in _OF_SCORES}}
-    # Of a nested model a cut one is the quicker way to the hard mask.
-    form: Form = "cut" if stage.nested else "hard"
-    points = sweep(model, task.test, stage.budgets, (form,), stage.floor, tell)
+    # Scores are an order of the units; half open, their gates mean nothing.
+    forms = [form for form in swept_forms(model) if form != "soft"]
+    points = sweep(model, task.test, stage.budgets, forms, progress=tell)
     return [scores, *_points(points)]
 
 
@@ -111,6 +120,10 @@ _OF_SCORES = (
     "rows",
     "seconds",
     "repair_rows",
+    "repair_held_out",
+    "repair_weighting",
+    "repair_share",
+    "repair_ridges",
     "repair_seconds",
     "share_of_passes",
     "share_of_padded_passes",
@@ -125,22 +138,21 @@ def _measure_elastic(
 ) -> list[dict[str, Any]]:
     """What a model keeps when its gates do: at its one budget, or at all of the sweep's."""
     if stage.only is not None:
-        return _points(sweep(model, task.test, (stage.only,), floor=stage.floor, progress=tell))
+        return _points(sweep(model, task.test, (stage.only,), progress=tell))
     budgets = sorted({*(SWEEP if stage.sweep else ()), *stage.budgets, 1.0})
-    if model.gates.order is None:
-        points = sweep(model, task.test, budgets, floor=stage.floor, progress=tell)
-        cut_too = sweep(model, task.test, stage.budgets, ("cut",), stage.floor, tell)
-    else:
-        # Never trained to be half open; and a cut model is the quicker way to the hard mask.
-        points, cut_too = sweep(model, task.test, budgets, ("cut",), stage.floor, tell), []
-    records = _points([*points, *cut_too])
+    points = sweep(model, task.test, budgets, progress=tell)
+    records = _points(points)
+    if "cut" not in swept_forms(model):
+        records += _points(sweep(model, task.test, stage.budgets, ("cut",), progress=tell))
     records.append({"kind": "monotone", "monotone": is_monotone(points)})
     with torch.no_grad():
         for budget in sorted({*stage.budgets, *_RANKED_AT, 1.0}):
             # Enough digits to rank gates that hardly moved.
             z = [round(value, 8) for value in model.gates(budget).tolist()]
-            kept = model.allocation(budget, stage.floor).to_dict()
-            records.append({"kind": "gates", "budget": budget, "z": z, "kept": kept})
+            # Where rankings are compared may lie below what the model was made for.
+            kept = allocate(model.gates.scores(budget), model.units, budget, model.floor)
+            facts = {"kind": "gates", "budget": budget, "z": z, "kept": kept.to_dict()}
+            records.append(facts)
     return records
 
 
@@ -177,18 +189,20 @@ def time_stage(
     if task.words is None:
         inputs, _ = task.test.batch(torch.arange(min(how.batch, len(task.test))))
         ways: dict[str | None, list[dict[str, Tensor]]] = {None: [inputs]}
-        repeats, warmup = how.repeats or 41, 3
+        repeats, warmup = 41, 3
     else:
-        rows = Split(*task.test.batch(torch.arange(min(how.rows, len(task.test))), padded=True))
+        rows = task.test.take(torch.arange(min(how.rows, len(task.test))))
         ways = {protocol: _calls(rows, protocol, how) for protocol in stage.protocols}
-        repeats, warmup = how.repeats or 5, 1
+        repeats, warmup = 5, 1
+    repeats = how.repeats or repeats
+    warmup = warmup if how.warmup is None else how.warmup
     for protocol, batches in ways.items():
         of_protocol = time_arms(arms, batches, repeats, 1, warmup, progress, stage.device)
         named = {} if protocol is None else {"protocol": protocol}
         timed += [{**record, **named} for record in of_protocol]
     model = produce(stage, runs, task=task).model
-    if isinstance(model, Elastic) and model.gates.order is not None:
-        timed.append(time_switching(model, stage.timed_at, stage.floor))
+    if isinstance(model, Elastic) and model.form == "nested":
+        timed.append(time_switching(model, stage.timed_at))
     timed.append({"kind": "timing", "seconds": round(time.monotonic() - started, 1)})
     return [{**stage.names, **record, **provenance()} for record in timed]
 
@@ -209,8 +223,10 @@ def _arms(stage: Stage, runs: Path, task: Task) -> Arms:
     model = produce(stage, runs, task=task).model.to(stage.device)
     if isinstance(model, Elastic):
         reload = None if isinstance(model.model, Encoder) else _reloaded
-        forms = stage.timing.forms or (TIMED_FORMS if task.words is None else _OF_TEXTS)
-        return elastic_arms(model, stage.timed_at, stage.floor, forms, reload)
+        forms = stage.timing.forms
+        if forms is None and task.words is not None and model.form != "nested":
+            forms = _OF_TEXTS
+        return elastic_arms(model, stage.timed_at, forms=forms, reload=reload)
     assert stage.parent and stage.only
     scored = produce(stage.parent, runs, task=task).model
     assert isinstance(scored, Elastic)
@@ -218,7 +234,7 @@ def _arms(stage: Stage, runs: Path, task: Task) -> Arms:
     return {("dense", 1.0): Timed(whole, whole), ("cut", stage.only): Timed(model, model)}
 
 
-_OF_TEXTS = ("soft", "skip", "cut")
+_OF_TEXTS = ("fused", "soft", "skip", "cut")
 
 
 def time_predictions_of(stage: Stage, runs: Path) -> list[dict[str, Any]]:
@@ -226,7 +242,7 @@ def time_predictions_of(stage: Stage, runs: Path) -> list[dict[str, Any]]:
     task = stage.build_task()
     model = produce(stage, runs, task=task).model
     assert isinstance(model, Elastic)
-    skipping = Skipping(model, stage.floor)
+    skipping = Skipping(model)
     timed = [time_predictions(skipping.at(b), task, stage.timing.batch, b) for b in stage.timed_at]
     return [{**stage.names, **record, **provenance()} for record in timed]
 

@@ -45,9 +45,9 @@ def step_losses(
     says, does = None, None
     for budget in budgets:
         if teacher is not None and (says is None or isinstance(teacher, Elastic)):
-            soft = {"budget": budget} if isinstance(teacher, Elastic) else {}
+            asked = {"budget": budget} if isinstance(teacher, Elastic) else {}
             with torch.no_grad(), _watching(plain_of(teacher), recipe) as does:
-                says = logits_of(teacher(**batch.inputs, **soft))
+                says = logits_of(teacher(**batch.inputs, **asked))
         kept = views.elastic.allocation(budget, recipe.floor) if views else None
         inside = views.shape(kept) if views and kept else plain_of(_unwrapped(student))
         with _watching(inside, recipe) as done:
@@ -84,7 +84,9 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     return inside
 
 
-def paid_loss(model: Elastic, budget: float, recipe: Recipe) -> tuple[Tensor, float]:
-    """What Eq. 5 adds for the cost of a budget, and that cost."""
+def paid_loss(model: Elastic, budget: float, recipe: Recipe) -> tuple[Tensor | float, float]:
+    """What Eq. 5 adds for the cost of a budget, nothing under hard masks, and that cost."""
+    if recipe.objective != "soft":
+        return 0.0, model.allocation(budget, recipe.floor).cost
     paid = model.cost(budget)
     return budget_loss(paid, budget, recipe.lam, recipe.beta), float(paid.detach())

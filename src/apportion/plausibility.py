@@ -12,7 +12,7 @@ from apportion.goals import Goal
 from apportion.schema import check
 from apportion.scoring import SOURCES
 from apportion.sites import ARCHITECTURES
-from apportion.stages import Stage
+from apportion.stages import VERSIONS, Stage
 from apportion.tasks import TaskSpec
 from apportion.tasks.text import Text
 
@@ -57,6 +57,13 @@ def check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
         raise ValueError(
             f"stage {stage.method!r} needs one of a recipe, a score, a baseline or given = true"
         )
+    for producer, version in stage.made_by.items():
+        if producer not in VERSIONS or version not in range(1, VERSIONS[producer] + 1):
+            known = ", ".join(f"{name} to {latest}" for name, latest in VERSIONS.items())
+            raise ValueError(
+                f"stage {stage.method!r} is made_by versions from 1 of {known}; "
+                f"not by {producer} {version!r}"
+            )
     each = stage.only is not None
     if stage.given:
         asked = (stage.parent, stage.teacher, each, stage.latency, stage.keep, numbers)
@@ -115,6 +122,14 @@ def check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
         )
     if stage.latency and not each:
         raise ValueError(f"stage {stage.method!r} has no gates, so it has no budgets to time")
+
+
+def check_timing(stages: Iterable[Stage]) -> None:
+    """Complains of a form that a stage's model could not be timed in."""
+    for stage in stages:
+        nested = stage.nested or (stage.recipe is not None and stage.recipe.form == "nested")
+        if nested and stage.latency and "soft" in (stage.timing.forms or ()):
+            raise ValueError(f"[timing] forms has soft, and stage {stage.method!r} is nested")
 
 
 def check_goals(goals: Iterable[Goal], stages: Iterable[Stage]) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from threading import Event, Lock, Thread
 from typing import Any
 
 import torch
@@ -49,12 +51,19 @@ def predict(
 
     Rows are taken a chunk at a time, and inside it those of like length go together, so memory
     does not grow with the input and little is spent on padding. While the model works on a chunk,
-    a thread reads and encodes the next one.
+    a thread reads and encodes the next one. An answer that is not a number is an error.
     """
     if batch < 1 or chunk < 1:
         raise ValueError(f"batch and chunk must be at least 1, not {batch} and {chunk}")
     for group, encoded in _ahead(words, iter(rows), chunk):
-        answers = iter(_answer(model, words, encoded, batch))
+        found = _answer(model, words, encoded, batch)
+        lines = [row.line for row in group if isinstance(row, Row)]
+        for line, likely in zip(lines, found, strict=True):
+            if not math.isfinite(sum(likely)):
+                raise ValueError(
+                    f"the model's answer to line {line} is not a number: are its weights damaged?"
+                )
+        answers = iter(found)
         for row in group:
             if isinstance(row, BadRow):
                 yield row
@@ -63,24 +72,42 @@ def predict(
                 yield Prediction(row.line, classes[likely.index(max(likely))], tuple(likely))
 
 
-def _ahead(
-    words: Words, rows: Iterator[Row | BadRow], chunk: int
-) -> Iterator[tuple[list[Row | BadRow], list[list[int]]]]:
-    """Chunks of rows with their ids, each made while the one before is in use."""
-    sizes = _sizes(chunk)
+_Chunk = tuple[list[Row | BadRow], list[list[int]]]  # rows, and the ids of those that are good
 
-    def make() -> tuple[list[Row | BadRow], list[list[int]]]:
-        group = list(islice(rows, next(sizes)))
-        return group, words.encode([row.text for row in group if isinstance(row, Row)])
 
-    with ThreadPoolExecutor(max_workers=1) as encoder:
-        coming = encoder.submit(make)
+def _ahead(words: Words, rows: Iterator[Row | BadRow], chunk: int) -> Iterator[_Chunk]:
+    """Chunks of rows with their ids, each made while the one before is in use.
+
+    The thread that makes them may wait for input that never comes, so nobody waits for it, except
+    while it encodes: that takes a moment, and the program must not end in the middle of it.
+    """
+    sizes, encoding, ended = _sizes(chunk), Lock(), Event()
+
+    def make(made: Future[_Chunk]) -> None:
+        try:
+            group = list(islice(rows, next(sizes)))
+            texts = [row.text for row in group if isinstance(row, Row)]
+            with encoding:
+                made.set_result((group, [] if ended.is_set() else words.encode(texts)))
+        except BaseException as error:
+            made.set_exception(error)
+
+    def start() -> Future[_Chunk]:
+        made: Future[_Chunk] = Future()
+        Thread(target=make, args=(made,), daemon=True).start()
+        return made
+
+    coming = start()
+    try:
         while True:
             group, encoded = coming.result()
             if not group:
                 return
-            coming = encoder.submit(make)
+            coming = start()
             yield group, encoded
+    finally:
+        with encoding:
+            ended.set()
 
 
 def _sizes(chunk: int) -> Iterator[int]:
@@ -121,7 +148,7 @@ def lines_of(predictions: Iterable[Prediction], classes: Sequence[str], form: st
         for p in predictions:
             likely = {name: round(v, 6) for name, v in zip(classes, p.probabilities, strict=True)}
             facts = {"line": p.line, "label": p.label, "probabilities": likely}
-            yield json.dumps(facts, ensure_ascii=False) + "\n"
+            yield json.dumps(facts, ensure_ascii=False, allow_nan=False) + "\n"
         return
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")

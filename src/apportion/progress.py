@@ -1,4 +1,4 @@
-"""Progress on a terminal: one bar a running stage, on stderr, so that stdout stays data."""
+"""Progress: one bar per running stage, on stderr, so that stdout stays data; else lines."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from apportion.lines import Lines
 from apportion.reproduction import TIMING, timing_of
 from apportion.stages import Stage
 from apportion.training import Tick
@@ -27,8 +28,13 @@ from apportion.training import Tick
 
 @contextmanager
 def training_bar(console: Console | None = None) -> Iterator[Callable[[Tick], None]]:
-    """A bar for one call of `fit`: `with training_bar() as bar: fit(…, progress=bar)`."""
-    with _bars(console or Console(stderr=True)) as progress:
+    """A bar for one call of `fit`: `with training_bar() as bar: fit(…, progress=bar)`.
+
+    Where there is no terminal, a line every half minute.
+    """
+    console = console or Console(stderr=True)
+    lines = Lines(console)
+    with _bars(console) as progress:
         bar = progress.add_task("", total=None, facts="")
 
         def show(tick: Tick) -> None:
@@ -39,17 +45,19 @@ def training_bar(console: Console | None = None) -> Iterator[Callable[[Tick], No
                 total=tick.steps,
                 facts=_facts(tick),
             )
+            lines.show(tick.recipe, _steps(tick), tick.step, tick.steps)
 
         yield show
 
 
 class Bars:
-    """A watcher of `driver.run` that draws a bar a stage; where there is no terminal, lines."""
+    """A watcher of `driver.run` that draws one bar per stage; where there is no terminal, lines."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.bars: dict[str, TaskID] = {}
         self.progress = _bars(console)
+        self.lines = Lines(console)
 
     def __enter__(self) -> Bars:
         self.progress.start()
@@ -86,6 +94,7 @@ class Bars:
     def _show(self, stage: Stage, done: int, of: int, facts: str) -> None:
         if stage.key in self.bars:  # a tick may come in after the stage's end
             self.progress.update(self.bars[stage.key], completed=done, total=of, facts=facts)
+            self.lines.show(stage.label, f"{done:,} of {of:,}  {facts}", done, of)
 
 
 class Overview:
@@ -193,6 +202,10 @@ def _facts(tick: Tick) -> str:
         return tick.recipe
     facts = f"epoch {tick.epoch}/{tick.epochs}  loss {tick.loss:.4f}  cost {tick.cost:.3f}"
     return facts if tick.accuracy is None else f"{facts}  accuracy {100 * tick.accuracy:.1f} %"
+
+
+def _steps(tick: Tick) -> str:
+    return f"{tick.step:,} of {tick.steps:,}  {_facts(tick)}"
 
 
 def _bars(console: Console) -> Progress:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
-from apportion.sites import find_sites, layers_path
+from apportion.sites import Site, find_sites, layers_path
 
 
 class _Recall(nn.Module):
@@ -87,3 +87,39 @@ def attention_names(model: nn.Module) -> dict[int, str]:
         for site in find_sites(model, ("heads",))
         if site.attention and not site.output.startswith(f"{site.attention}.")
     }
+
+
+class Stream:
+    """A model on some batches, at the door of one of its layers."""
+
+    def __init__(self, model: nn.Module, batches: Sequence[Mapping[str, Tensor]]) -> None:
+        self.model, self.batches = model.eval(), batches
+        self.names = layer_names(model)
+        self.layer = 0
+        self.given: list[Any] = [None] * len(batches)  # to its layer by the one below
+
+    def enter(self, layer: int) -> None:
+        """Goes on to the door of a layer."""
+        while self.layer < layer:
+            name = self.names[self.layer]
+            given = [self._run(number, name)[1] for number in range(len(self.batches))]
+            self.given, self.layer = given, self.layer + 1
+
+    def columns(self, site: Site) -> int:
+        """How many columns a site has left."""
+        return cast(nn.Linear, self.model.get_submodule(site.output)).in_features
+
+    def look(self, site: Site, number: int) -> tuple[Tensor, Tensor]:
+        """What a site of its layer is given and returns for a batch, one row a real token."""
+        given, returned = self._run(number, site.output)
+        mask = self.batches[number].get("attention_mask")
+        if mask is None:
+            return given.flatten(0, -2).float(), returned.flatten(0, -2).float()
+        return given[mask.bool()].float(), returned[mask.bool()].float()
+
+    def _run(self, number: int, name: str) -> tuple[Any, Any]:
+        """What a module of its layer is given and returns for a batch."""
+        # All layers below return what the last of them did: no other is listened to.
+        below = {earlier: self.given[number] for earlier in self.names[: self.layer]}
+        with recalling(self.model, below):
+            return run_up_to(self.model, name, self.batches[number])

@@ -1,11 +1,17 @@
-"""Recipes: the numbers of each way to train, as values. The paper's numbers are the defaults."""
+"""Recipes: the numbers of each way to train, as values.
+
+Defaults are the paper's where it gives a number. It gives no rate for dense, budgeted or static
+training; those of `Recipe` are ours, and so is a rate of the gates' own.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+from apportion.elastic import OwnForm
 from apportion.gates import check_budget
 
 Objective = Literal["dense", "soft", "straight-through", "nested"]
@@ -54,6 +60,9 @@ class Recipe:
             raise ValueError(f"budgets are a low and a high one, not {self.budgets}")
         if not self.select_at:
             raise ValueError("select_at needs at least one budget")
+        for name, value in asdict(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, not {value}")
         low, high = self.budgets
         check_budget(low)
         check_budget(high)
@@ -75,6 +84,17 @@ class Recipe:
         for name in ("warmup", "ramp", "alpha", "word_dropout"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must be in [0, 1], not {getattr(self, name)}")
+
+    @property
+    def form(self) -> OwnForm:
+        """What it makes an elastic model for."""
+        forms: dict[Objective, OwnForm] = {"soft": "soft", "nested": "nested"}
+        return forms.get(self.objective, "hard")  # of gates set from scores, too
+
+    @property
+    def lowest(self) -> float:
+        """The smallest budget that it trains a model at, or chooses one at."""
+        return min(self.budgets[0], *self.select_at)
 
     def with_changes(self, **changes: Any) -> Recipe:
         """The same recipe with some numbers changed; unknown names are an error."""
@@ -116,10 +136,28 @@ STATIC = Recipe("static", "soft")
 # Gates move as slowly as weights here: one epoch has no time to recover from a late change of mask.
 ADAPT = Recipe("adapt", "straight-through", epochs=1, lr=3e-4, gate_lr=3e-4)
 NESTED = Recipe("nested", "nested", epochs=3, gate_lr=0.0, budgets=(0.125, 1.0))
-RECOVER = Recipe("recover", "dense", epochs=1, lr=3e-4)
+RECOVER = Recipe("recover", "dense", epochs=1, lr=2e-5)
+
+# Of a pretrained encoder and a few thousand texts: what the studies of heads and feed-forward
+# blocks train by, and `apportion train --model … --units all` too. Their own names stay those of
+# the recipes that they change, since stages are keyed by them.
+DENSE_PRETRAINED = DENSE.with_changes(epochs=3, batch_size=16, lr=5e-5, warmup=0.1)
+NESTED_PRETRAINED = NESTED.with_changes(
+    epochs=2,
+    batch_size=16,
+    lr=5e-5,
+    warmup=0.1,
+    alpha=0.9,
+    word_dropout=0.2,
+    noisy_teacher=True,
+    samples=1,
+    select_at=(0.125, 0.25, 0.5, 1.0),
+)
 
 RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe for recipe in (DENSE, BUDGETED, STATIC, ADAPT, NESTED, RECOVER)
+    **{recipe.name: recipe for recipe in (DENSE, BUDGETED, STATIC, ADAPT, NESTED, RECOVER)},
+    "dense-pretrained": DENSE_PRETRAINED,
+    "nested-pretrained": NESTED_PRETRAINED,
 }
 
 

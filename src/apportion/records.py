@@ -1,4 +1,4 @@
-"""Records: one measured point, one JSON line, with where it came from; and safe file writing."""
+"""Records: one measured point, one JSON line, with where it came from."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import os
 import platform
 import re
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import lru_cache
 from importlib import metadata
@@ -17,35 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` to write to; it takes its place only if all went well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    os.close(handle)
-    part = Path(name)
-    try:
-        yield part
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
-        part.chmod(0o666 & ~_umask())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a text file whole or not at all."""
-    with replacing(path) as part:
-        part.write_text(text, encoding="utf-8")
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a file whole or not at all."""
-    with replacing(path) as part:
-        part.write_bytes(data)
 
 
 def append(path: Path, *records: Mapping[str, Any]) -> None:
@@ -65,11 +34,15 @@ def read(path: Path) -> list[dict[str, Any]]:
     """The records of a file, oldest first; half-written lines are left out."""
     if not path.exists():
         return []
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8, so it holds no records: {error}") from None
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in text.splitlines():
         try:
             record = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
             records.append(record)
@@ -129,9 +102,3 @@ def _without_folder(word: str) -> str:
 def _ends_with_newline(file: Any) -> bool:
     file.seek(-1, os.SEEK_END)
     return bool(file.read(1) == b"\n")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

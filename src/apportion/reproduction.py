@@ -8,56 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, get_type_hints
 
 from apportion.backbones.hub import PACKAGED
+from apportion.claims import Claim, check_claim
 from apportion.experiment import Experiment, experiment_of, read_toml
 from apportion.recipes import RECIPES
 from apportion.schema import check
 from apportion.stages import Stage
-
-Measure = Literal[
-    "accuracy",
-    "cost",
-    "speedup",
-    "monotone",
-    "spearman",
-    "retention",
-    "parameters",
-    "head_parameters",
-    "attention_macs",
-    "layer_macs",
-    "jobs",
-    "minutes",
-    "fewest",
-    "size",
-]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Something that the paper says in words, and what would have to be measured for it to hold.
-
-    A mean over seeds (or their lowest), of a measure or of its difference from another, that lies
-    between two numbers; or the p of a paired test of that difference. Accuracies, retention and
-    what a cut takes away are in percent, sizes in millions of parameters; `fewest` are the heads
-    of the layer that keeps the fewest, `minutes` those of all trainings that a model took.
-    """
-
-    says: str
-    paper: str  # the numbers that it rests on, as printed
-    untested: str = ""  # why it can't be tested here; then nothing below is needed
-    measure: Measure = "accuracy"
-    method: str = ""
-    form: str = "hard"
-    budget: float = 1.0
-    statistic: Literal["mean", "lowest", "p"] = "mean"
-    device: str = "cpu"  # where speed was measured
-    against: str = ""  # a method; the same one as `method` if only form or budget differ
-    against_form: str = "dense"
-    against_budget: float = 1.0
-    at_least: float | None = None
-    at_most: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +29,7 @@ class PaperTable:
     shows: tuple[str, ...] = ()  # tables of the study
     figures: tuple[str, ...] = ()  # figures of the study
     methods: tuple[str, ...] = ()  # stages that it needs, beside those of its rows and claims
+    printed: tuple[tuple[str, ...], ...] = ()  # what the paper prints, its columns first
     claims: tuple[Claim, ...] = ()
 
     def methods_in(self, experiment: Experiment) -> set[str]:
@@ -99,6 +58,7 @@ class Study:
     data_is: str = ""  # of its data (texts say it themselves),
     recipe_is: str = ""  # and of its recipe
     real: str = ""  # the file that has the paper's own
+    paper_minutes: str = "–"  # that the paper's own took, as it says
     quick: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -297,11 +257,8 @@ def _plan(data: dict[str, Any], folder: Path) -> Plan:
         claims = []
         for claim in entry.pop("claims", ()):
             check(f"a claim of {where}", claim, get_type_hints(Claim))
-            claims.append(_checked(Claim(**claim), where))
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in entry.items()
-        }
+            claims.append(check_claim(Claim(**claim), where))
+        values: dict[str, Any] = {name: _frozen(value) for name, value in entry.items()}
         tables.append(PaperTable(**values, claims=tuple(claims)))
     if len({table.name for table in tables}) < len(tables):
         raise ValueError("two of the tables have the same name")
@@ -309,15 +266,8 @@ def _plan(data: dict[str, Any], folder: Path) -> Plan:
     return Plan(*said, folder, tuple(studies), tuple(tables), texts)
 
 
-def _checked(claim: Claim, where: str) -> Claim:
-    if claim.untested:
-        return claim
-    if not claim.method or (claim.at_least is None and claim.at_most is None):
-        raise ValueError(
-            f"a claim of {where} needs a method and at_least or at_most, or to say why it is "
-            f"untested: {claim.says}"
-        )
-    return claim
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
 
 
 _FILE = {

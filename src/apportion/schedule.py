@@ -76,7 +76,7 @@ def drop_words(
     Marks around a text are no words: they stay.
     """
     ids = inputs["input_ids"]
-    gone = (torch.rand(ids.shape, device=ids.device) < share) & inputs["attention_mask"]
+    gone = (torch.rand(ids.shape, device=ids.device) < share) & inputs["attention_mask"].bool()
     for mark in marks:
         gone &= ids != mark
     return {**inputs, "input_ids": ids.masked_fill(gone, unknown)}

@@ -43,7 +43,7 @@ def loss_increase(model: Elastic, split: Split, progress: Progress | None = None
     rises = torch.zeros(len(units), dtype=torch.float64)
     whole_seconds, seconds = 0.0, 0.0
     with torch.inference_mode():
-        for inputs, labels in _told(split, progress):
+        for inputs, labels in _told(model, split, progress):
             started = time.perf_counter()
             with remembering(model.model, (*layers, *attentions.values())) as seen:
                 whole = _loss(model, inputs, labels, torch.ones(len(units)))
@@ -73,7 +73,7 @@ def loss_increase(model: Elastic, split: Split, progress: Progress | None = None
 def _time_padded(model: Elastic, split: Split) -> float:
     """Seconds of a whole pass over padded rows, from a few batches of them."""
     rows = torch.split(torch.arange(len(split)), _BATCH)[:4]
-    batches = [split.batch(part, padded=True) for part in rows]
+    batches = [_moved(model, *split.batch(part, padded=True)) for part in rows]
     started = time.perf_counter()
     for inputs, labels in batches:
         _loss(model, inputs, labels, torch.ones(len(model.units)))
@@ -89,7 +89,7 @@ def squared_gradient(model: Elastic, split: Split, progress: Progress | None = N
     scores = torch.zeros(len(model.units), dtype=torch.float64)
     rows = torch.arange(min(SCORED_ROWS, len(split)))
     started = time.perf_counter()
-    for inputs, labels in _told(Split(*split.batch(rows)), progress):
+    for inputs, labels in _told(model, split.take(rows), progress):
         # A gate an example, so that gradients are squared before they are summed.
         z = torch.ones(len(labels), len(model.units), requires_grad=True)
         (gradient,) = torch.autograd.grad(_loss(model, inputs, labels, z), z)
@@ -159,15 +159,26 @@ SOURCES: dict[str, Callable[[Elastic, Task, int, Elastic | None, Progress | None
 }
 
 
-def _told(split: Split, progress: Progress | None) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+def _told(
+    model: Elastic, split: Split, progress: Progress | None
+) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
     """Batches of a split; after each of them, how many rows are done and how many there are."""
     done = 0
     for inputs, labels in split.batches(_BATCH):
-        yield inputs, labels
+        yield _moved(model, inputs, labels)
         done += len(labels)
         if progress:
             progress(done, len(split))
 
 
+def _moved(
+    model: Elastic, inputs: Mapping[str, Tensor], labels: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
+    """A batch on the model's device."""
+    device = next(model.parameters()).device
+    return {name: values.to(device) for name, values in inputs.items()}, labels.to(device)
+
+
 def _loss(model: Elastic, inputs: Mapping[str, Tensor], labels: Tensor, z: Tensor) -> Tensor:
-    return F.cross_entropy(logits_of(model(**inputs, z=z)), labels, reduction="sum")
+    logits = logits_of(model(**inputs, z=z.to(labels.device)))
+    return F.cross_entropy(logits, labels, reduction="sum")

@@ -121,6 +121,8 @@ def find_sites(
     unknown = set(kinds) - set(KINDS)
     if unknown or not kinds:
         raise ValueError(f"kinds of units are {', '.join(KINDS)}; not {sorted(unknown) or 'none'}")
+    if not isinstance(block, int) or block < 1:
+        raise ValueError(f"a block is of 1 neuron or more, not {block!r}")
     row = _row(model)
     prefix, base = _base(model)
     above, layers = _part(base, row.layers)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from apportion.allocation import allocate
 from apportion.elastic import Elastic
 from apportion.fusing import fuse
+from apportion.gates import check_budget
 from apportion.surgery import cut
 
 _BUDGETS = 64  # as many different budgets are remembered
@@ -27,11 +28,16 @@ class Skipping(nn.Module):
     weights are those of the moment when this was made.
     """
 
-    def __init__(self, elastic: Elastic, floor: int = 0) -> None:
+    def __init__(self, elastic: Elastic, floor: int | None = None) -> None:
         super().__init__()
+        if not isinstance(elastic, Elastic):
+            raise ValueError(
+                f"{type(elastic).__name__} has no budgets; wrap the model: `Elastic(model)`"
+            )
         self.whole = elastic.plain()
         self.gates = copy.deepcopy(elastic.gates)
-        self.units, self.floor = elastic.units, floor
+        self.units, self.lowest = elastic.units, elastic.lowest
+        self.floor = elastic.floor if floor is None else floor
         self._of_budget: dict[float, nn.Module] = {}
         self._of_kept: dict[tuple[bool, ...], nn.Module] = {}
         self.eval()
@@ -49,9 +55,12 @@ class Skipping(nn.Module):
 
     def at(self, budget: float) -> nn.Module:
         """The model that answers at a budget; it shares this one's memory."""
+        if type(budget) is not float:  # or checking would take longer than finding
+            budget = check_budget(budget)
         known = self._of_budget.get(budget)
         if known is not None:
             return known
+        check_budget(budget, self.lowest)
         # Slices outlive this call, so they must not be tensors of inference mode.
         with torch.inference_mode(False), torch.no_grad():
             kept = allocate(self.gates.scores(budget), self.units, budget, self.floor)
@@ -64,6 +73,11 @@ class Skipping(nn.Module):
         model = self._of_kept.setdefault(kept.kept, model)
         self._of_budget[budget] = model
         return model
+
+    def train(self, mode: bool = True) -> Skipping:
+        """Nothing: a model that serves stays in evaluation mode, or dropout would be at work."""
+        super().train(False)
+        return self
 
     def _forget(self) -> None:
         self._of_budget.clear()

@@ -8,32 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
-from apportion.backbones.encoder import Encoder, EncoderConfig
-from apportion.backbones.hub import check_digest, load_model, load_words, untrained_model
+from apportion.backbones.hub import load_words
 from apportion.benchmark import TIMED_FORMS
-from apportion.checkpoint import Checkpoint, has_checkpoint, load, save
-from apportion.elastic import Elastic, plain_of
+from apportion.checkpoint import has_checkpoint
 from apportion.evaluation import SWEEP
 from apportion.gates import check_budget
 from apportion.recipes import Recipe
-from apportion.records import provenance
-from apportion.repairing import repair
-from apportion.scoring import SOURCES, Scored, nest
-from apportion.sites import largest_block
-from apportion.surgery import cut
+from apportion.repairing import REPAIRED_AT
 from apportion.tasks import Task, TaskSpec
 from apportion.tasks.text import Text
-from apportion.training import Tick, fit, telling
-from apportion.units import Allocation
+
+# The arithmetic that decides what stages make. Whoever changes it counts its version up: the stages
+# that use it get other keys, and so are due again. Version 1 stands in no key.
+VERSIONS = {"scoring": 1, "repair": 2, "training": 1}
 
 
 @dataclass(frozen=True)
@@ -48,6 +41,9 @@ class Timing:
     batch: int = 64
     rows: int = 2000  # of texts; where rows are all alike, one batch will do
     repeats: int | None = None  # 5 over all rows of texts, or 41 of the one batch
+    warmup: int | None = (
+        None  # rounds before those: 1 over all rows of texts, or 3 of the one batch
+    )
     single: bool = False
     short: int | None = None  # also single rows of so many tokens
     forms: tuple[str, ...] | None = None  # of those that are timed; all, of texts but the mask
@@ -56,7 +52,7 @@ class Timing:
     def __post_init__(self) -> None:
         for budget in self.budgets or ():
             check_budget(budget)
-        for name, least in (("batch", 1), ("rows", 1), ("repeats", 5), ("short", 1)):
+        for name, least in (("batch", 1), ("rows", 1), ("repeats", 5), ("warmup", 0), ("short", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"[timing] {name} must be at least {least}, not {value}")
@@ -93,6 +89,7 @@ class Stage:
     repair: bool = False  # what stays makes up for what a budget switches off, in closed form
     sweep: bool = True  # measured at the sweep's budgets, and not only at those of the tables
     test_rows: int | None = None  # measured on so many, where not on the task's own
+    made_by: Mapping[str, int] = field(default_factory=dict)  # versions, where not today's
     timing: Timing = Timing()
     weights: Path | None = None  # folder of the pretrained model, if not where its name says
     device: str = "cpu"  # where it is measured; training takes an accelerator where there is one
@@ -115,7 +112,27 @@ class Stage:
                 **({"kinds": list(self.kinds)} if self._has_other_units else {}),
                 **({"nested": True} if self.nested else {}),
                 **({"repair": True} if self.repair else {}),
+                **({"versions": newer} if (newer := self._later_versions) else {}),
             }
+        )
+
+    def version(self, producer: str) -> int:
+        """The version of the arithmetic that makes it: today's, or one that it is kept at."""
+        return self.made_by.get(producer, VERSIONS[producer])
+
+    @property
+    def _later_versions(self) -> dict[str, int]:
+        used = {"scoring": self.score, "repair": self.repair, "training": self.recipe}
+        versions = {producer: self.version(producer) for producer in used if used[producer]}
+        return {producer: version for producer, version in versions.items() if version > 1}
+
+    def as_made_by(self, version: int) -> Stage:
+        """The stage as it was when no producer was beyond a version, with all it comes from."""
+        return replace(
+            self,
+            made_by={producer: min(self.version(producer), version) for producer in VERSIONS},
+            parent=self.parent and self.parent.as_made_by(version),
+            teacher=self.teacher and self.teacher.as_made_by(version),
         )
 
     @property
@@ -141,6 +158,14 @@ class Stage:
     def floor(self) -> int:
         """Units that each layer keeps at least."""
         return self.recipe.floor if self.recipe else self.keep
+
+    @property
+    def lowest(self) -> float:
+        """The smallest budget that its model is trained, repaired, measured or timed at."""
+        asked: list[float] = [*self.timed_at, *(REPAIRED_AT if self.repair else ())]
+        if self.only is None:
+            asked += [*self.budgets, *(SWEEP if self.recipe and self.sweep else ())]
+        return min([*asked, self.recipe.lowest if self.recipe else 1.0])
 
     def build_task(self) -> Task:
         """The task with its rows; a pretrained model brings its own words."""
@@ -196,9 +221,16 @@ class Stage:
 def is_done(stage: Stage, records: Iterable[Mapping[str, Any]]) -> bool:
     """Whether a stage's records are all there."""
     return any(
-        r.get("kind") == "stage" and r["stage"] == stage.key and r["measures"] == stage.measures
+        (r.get("kind"), r.get("stage"), r.get("measures")) == ("stage", stage.key, stage.measures)
         for r in records
     )
+
+
+def was_done(stage: Stage, records: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether an earlier version made a stage that is now due again."""
+    keys = {record["stage"] for record in records if record.get("kind") == "stage"}
+    earlier = (stage.as_made_by(version).key for version in range(1, max(VERSIONS.values())))
+    return stage.key not in keys and any(key in keys for key in earlier)
 
 
 def checkpoint_folder(stage: Stage, runs: Path) -> Path:
@@ -209,130 +241,6 @@ def checkpoint_folder(stage: Stage, runs: Path) -> Path:
 def has_model(stage: Stage, runs: Path) -> bool:
     """Whether a stage's model is there."""
     return has_checkpoint(checkpoint_folder(stage, runs))
-
-
-def produce(
-    stage: Stage,
-    runs: Path,
-    progress: Callable[[Tick], None] | None = None,
-    task: Task | None = None,
-) -> Checkpoint:
-    """The stage's model: from its folder, or trained now (and first those that it comes from).
-
-    All stages that it comes from have its task, so that is built once.
-    """
-    folder = checkpoint_folder(stage, runs)
-    state = runs / f"{folder.name}.state"
-    if has_checkpoint(folder):
-        state.unlink(missing_ok=True)  # of a kill right after the checkpoint was saved
-        loaded = load(folder)
-        if task and loaded.notes["data"] != task.digest():
-            raise ValueError(
-                f"{folder} was trained on other rows than there are now: was the data changed? "
-                "Choose another folder, or remove it to train again"
-            )
-        return loaded
-    task = task or stage.build_task()
-    parent = produce(stage.parent, runs, progress, task) if stage.parent else None
-    start = parent.model if parent else new_model(stage, task)
-    teacher = produce(stage.teacher, runs, progress, task).model if stage.teacher else None
-    kept: Allocation | None = None
-    model: nn.Module
-    facts: dict[str, Any]
-    if stage.given:
-        model, facts = start, {}
-    elif stage.recipe is None:
-        model, facts = _score(stage, start, task, teacher, progress)
-    else:
-        if stage.recipe.objective != "dense" and not isinstance(start, Elastic):
-            start = Elastic(start, stage.kinds, task.length, block=largest_block(start))
-        elif stage.recipe.objective == "dense" and isinstance(start, Elastic):
-            # A specialist: cut by its parent's gates at its own budget, then trained as it is.
-            assert stage.parent and stage.only
-            kept = start.allocation(stage.only, stage.parent.floor)
-            start = cut(start.plain(), kept)
-        fitted = fit(start, task, stage.recipe, stage.seed, teacher, state, progress=progress)
-        model = fitted.model
-        facts = {
-            "epochs": stage.recipe.epochs,
-            "best": asdict(fitted.best),
-            "seconds": round(fitted.seconds, 1),
-            "processes": fitted.processes,
-        }
-    notes = {
-        "task": dict(task.spec),
-        "classes": list(task.classes),
-        "data": task.digest(),
-        **({"pretrained": stage.model["pretrained"]} if "pretrained" in stage.model else {}),
-        "method": stage.method,
-        "seed": stage.seed,
-        "recipes": [
-            *(parent.notes["recipes"] if parent else []),
-            *([stage.recipe.to_dict()] if stage.recipe else []),
-        ],
-        "training": {**facts, **provenance(threads=torch.get_num_threads())},
-    }
-    checkpoint = Checkpoint(model, notes, kept, task.words)
-    save(checkpoint, folder)
-    state.unlink(missing_ok=True)
-    return checkpoint
-
-
-def _score(
-    stage: Stage,
-    model: nn.Module,
-    task: Task,
-    teacher: nn.Module | None,
-    progress: Callable[[Tick], None] | None,
-) -> tuple[Elastic, dict[str, Any]]:
-    """A model whose gates open its units in the order of the stage's scores, and those."""
-    assert stage.score is not None
-    plain = plain_of(model)
-    elastic = Elastic(plain, stage.kinds, length=task.length, block=largest_block(plain))
-    with_gates = teacher if isinstance(teacher, Elastic) else None
-    tell = telling(progress, "scoring")
-
-    def score(units: Elastic) -> Scored:
-        return SOURCES[stage.score or ""](units, task, stage.seed, with_gates, tell)
-
-    if stage.nested:
-        elastic, scored = nest(elastic, score)
-    else:
-        scored = score(elastic)
-        elastic.gates.order_by(scored.scores)
-    scores = [float(f"{score:.6g}") for score in scored.scores.tolist()]
-    facts = {"scores": scores, **scored.facts}
-    if stage.repair:
-        tell = telling(progress, "repair")
-        elastic, repaired = repair(elastic, task.train, progress=tell)
-        facts |= repaired
-    return elastic, facts
-
-
-def new_model(stage: Stage, task: Task) -> nn.Module:
-    """The model that a stage without a parent starts from."""
-    if "digest" in stage.model:
-        check_digest(stage.model["pretrained"], stage.model["digest"], stage.weights)
-    if "pretrained" in stage.model:
-        name = stage.model["pretrained"]
-        return load_model(name, task.classes, stage.seed, stage.weights, trained=stage.given)
-    if "architecture" in stage.model:
-        facts = {
-            "vocabulary": task.vocabulary,
-            "classes": len(task.classes),
-            "length": task.length,
-        }
-        return untrained_model(stage.model, facts, stage.seed)
-    return new_encoder(task, stage.model, stage.seed)
-
-
-def new_encoder(task: Task, shape: Mapping[str, Any], seed: int) -> Encoder:
-    """An untrained encoder for a task; the same seed gives the same weights."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return Encoder(
-            EncoderConfig(task.vocabulary, task.length, len(task.classes), **dict(shape))
-        )
 
 
 def _digest(parts: Mapping[str, Any]) -> str:

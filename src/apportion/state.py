@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from apportion.records import replacing
+from apportion.files import replacing, save_tensors
 
 
 @dataclass(frozen=True)
@@ -54,20 +53,8 @@ def load_state(path: Path) -> TrainingState:
                     moments.setdefault(int(number), {})[name] = value
                 else:
                     (weights if where == "weights" else best)[name] = value
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is not a readable training state ({error}); remove it to start again"
         ) from None
     return TrainingState(weights, best, moments, notes)
-
-
-def save_tensors(
-    tensors: Mapping[str, Tensor], path: Path, header: dict[str, str] | None = None
-) -> None:
-    """Writes tensors by name, from any device and in any layout."""
-    # A full disk shows as a SafetensorError; to a caller it is a failed write like any other.
-    try:
-        ready = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        save_file(ready, path, metadata=header)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error

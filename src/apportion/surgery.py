@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from pkgutil import resolve_name
 from typing import cast
 
 import torch
@@ -33,8 +34,8 @@ def cut(model: nn.Module, allocation: Allocation, share: bool = False) -> nn.Mod
         site = _in_units(site, span.stop - span.start)
         indices = allocation.indices(site.layer, site.kind)
         _cut_site(smaller, site, kept_columns(site, indices), share)
-    for note in AFTER_CUT:
-        note(smaller, allocation)
+    for name in AFTER_CUT:
+        resolve_name(name)(smaller, allocation)
     return smaller
 
 
@@ -67,8 +68,9 @@ def arrange(model: nn.Module, units: Units, before: Tensor) -> nn.Module:
     return arranged
 
 
-# Who has to know of each cut model: the room of another library's models, which then reload.
-AFTER_CUT: list[Callable[[nn.Module, Allocation], None]] = []
+# Who has to know of each cut model: the room of another library's models, which then reload. It
+# lies above this one, so it is imported by its name, with the first cut.
+AFTER_CUT = ["apportion.backbones.reloading:remember_cut"]
 
 
 def _in_units(site: Site, count: int) -> Site:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import math
 import time
 from collections.abc import Callable
@@ -14,14 +12,17 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import convert_outputs_to_fp32, gather_object
 from torch import Tensor, nn
 
-from apportion.checkpoint import weights_digest
-from apportion.elastic import Elastic, plain_of
+from apportion.allocator import keep_freed_memory
+from apportion.elastic import Elastic
 from apportion.evaluation import count_correct
+from apportion.gates import check_budget
 from apportion.losses import budget_loss
 from apportion.objectives import Batch, paid_loss, step_losses
 from apportion.recipes import Recipe
+from apportion.resume import run_identity
 from apportion.schedule import (
     draw_budgets,
     drop_words,
@@ -31,7 +32,7 @@ from apportion.schedule import (
     row_order,
 )
 from apportion.state import TrainingState, load_state, save_state
-from apportion.tasks import Split, Task
+from apportion.tasks import Task
 from apportion.views import Views
 
 
@@ -95,8 +96,11 @@ def fit(
     `save_every` seconds, and goes on from it if it exists.
     """
     _check(model, task, recipe)
+    if isinstance(teacher, Elastic):
+        check_budget(recipe.lowest, teacher.lowest)  # and not at some step
     if recipe.hidden and teacher is None:
         raise ValueError(f"recipe {recipe.name!r} has hidden, and there is no teacher")
+    keep_freed_memory()
     run = _Run(model, task, recipe, seed, teacher, state, save_every, progress)
     with torch.random.fork_rng():
         return run.train()
@@ -116,12 +120,12 @@ class _Run:
         save_every: float,
         progress: Callable[[Tick], None] | None,
     ) -> None:
-        self.recipe, self.task, self.seed = recipe, task, seed
+        self.given, self.recipe, self.task, self.seed = model, recipe, task, seed
         self.state_path, self.save_every, self.progress = state, save_every, progress
         # `cpu` is what makes several processes on processors talk to each other.
         self.accelerator = Accelerator(cpu=not torch.accelerator.is_available())
-        self.identity = _identity(model, task, recipe, seed, teacher)
-        student = copy.deepcopy(model)
+        self.identity = run_identity(model, task, recipe, seed, teacher)
+        student = _copy_for(model, recipe)
         optimizer = torch.optim.AdamW(parameter_groups(student, recipe), fused=True)
         self.base_lrs = [group["lr"] for group in optimizer.param_groups]
         self.student: nn.Module
@@ -131,7 +135,7 @@ class _Run:
         if recipe.objective == "nested" and isinstance(student, Elastic):
             if self.accelerator.num_processes > 1:
                 raise ValueError(f"recipe {recipe.name!r} trains through views, on one process")
-            self.views = Views(student)
+            self.views = Views(student, self._in_mixed_precision)
         self.teacher = None
         if teacher is not None:
             self.teacher = copy.deepcopy(teacher).to(self.accelerator.device).eval()
@@ -167,7 +171,8 @@ class _Run:
                 shown = Tick(*where, epoch + 1, self.recipe.epochs, loss, cost, accuracy)
                 self.progress(shown)
         assert self.best is not None
-        model = self._unwrapped()
+        # A copy of the given one: what was trained keeps what Accelerate wrapped it in.
+        model = _copy_for(self.given, self.recipe)
         model.load_state_dict(self.best_weights)
         return Fitted(
             model.cpu().eval(),
@@ -192,19 +197,20 @@ class _Run:
         self.student.train()
         model = self._unwrapped()
         self.optimizer.zero_grad()
-        value, cost = 0.0, 1.0
+        value, costs = 0.0, []
         batch = Batch(noisy if recipe.noisy_teacher else inputs, noisy, labels)
         losses = step_losses(self.student, self.teacher, batch, recipe, budgets, self.views)
         for budget, loss in zip(budgets, losses, strict=True):
             loss = loss * (weight / len(budgets))
             if isinstance(model, Elastic):
                 paid, cost = paid_loss(model, budget, recipe)
-                loss = loss + paid if recipe.objective == "soft" else loss
+                loss = loss + paid
+                costs.append(cost)
             value += self._finite(float(loss.detach()))
             self.accelerator.backward(loss)
         self.accelerator.clip_grad_norm_(self.student.parameters(), recipe.clip)
         self.optimizer.step()
-        return value, cost
+        return value, sum(costs) / len(costs) if costs else 1.0
 
     def _finite(self, loss: float) -> float:
         if not math.isfinite(loss):
@@ -245,7 +251,7 @@ class _Run:
         model, recipe = self._unwrapped(), self.recipe
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         mine = torch.arange(rank, len(self.task.validation), world)
-        part = Split(*self.task.validation.batch(mine))
+        part = self.task.validation.take(mine)
         calls: list[tuple[nn.Module, dict[str, Any]]] = [(model, {})]
         penalty = 0.0
         if isinstance(model, Elastic) and recipe.objective == "nested":
@@ -260,12 +266,18 @@ class _Run:
                 with torch.no_grad():
                     costs = model.cost(budgets)
                 penalty = float(budget_loss(costs, budgets, recipe.lam, recipe.beta))
-        counts = torch.tensor(
-            [count_correct(called, part, **given) for called, given in calls], dtype=torch.float64
-        )
-        counts = self.accelerator.reduce(counts.to(self.accelerator.device), "sum").cpu()
-        correct, losses = (counts / len(self.task.validation)).unbind(dim=1)
+        # As Python's numbers, of all processes: not every device has float64.
+        counts = gather_object([count_correct(called, part, **given) for called, given in calls])
+        summed = torch.tensor(counts, dtype=torch.float64).view(world, -1, 2).sum(dim=0)
+        correct, losses = (summed / len(self.task.validation)).unbind(dim=1)
         return float(correct.mean()), float(losses.mean()) + penalty
+
+    def _in_mixed_precision(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A call as Accelerate would make it of a model that it prepared; views are none."""
+        if not self.accelerator.native_amp:
+            return call
+        wrapped: Callable[..., Any] = convert_outputs_to_fp32(self.accelerator.autocast()(call))
+        return wrapped
 
     def _unwrapped(self) -> nn.Module:
         model: nn.Module = self.accelerator.unwrap_model(self.student)
@@ -308,12 +320,6 @@ class _Run:
         self.seconds = notes["seconds"]
 
 
-def _fingerprint(model: nn.Module) -> list[str]:
-    """A model's weights, and what decides what they compute."""
-    gates = (model.gates.tau, model.units.to_dict()) if isinstance(model, Elastic) else None
-    return [weights_digest(model), repr(getattr(plain_of(model), "config", None)), repr(gates)]
-
-
 def _check(model: nn.Module, task: Task, recipe: Recipe) -> None:
     elastic = isinstance(model, Elastic)
     if recipe.word_dropout and task.words is None:
@@ -322,27 +328,15 @@ def _check(model: nn.Module, task: Task, recipe: Recipe) -> None:
         raise ValueError(f"recipe {recipe.name!r} trains a plain model; give it `elastic.plain()`")
     if recipe.objective != "dense" and not elastic:
         raise ValueError(f"recipe {recipe.name!r} trains gates; wrap the model: `Elastic(model)`")
-    if recipe.objective == "nested" and isinstance(model, Elastic) and model.gates.order is None:
-        raise ValueError(f"recipe {recipe.name!r} needs one order for all budgets: `nested()`")
-    if isinstance(model, Elastic) and recipe.floor:
-        # Complains now of a floor that the smallest budget can't pay.
-        for budget in (recipe.budgets[0], *recipe.select_at):
-            model.allocation(budget, recipe.floor)
+
+
+def _copy_for(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """A copy of a model that is asked as the recipe trains it."""
+    copied = copy.deepcopy(model)
+    if isinstance(copied, Elastic):
+        copied.made_for(recipe.form, recipe.floor, recipe.lowest)
+    return copied
 
 
 def _copy_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-
-
-def _identity(
-    model: nn.Module, task: Task, recipe: Recipe, seed: int, teacher: nn.Module | None
-) -> str:
-    """A hash of all that decides how a run ends."""
-    parts = {
-        "model": _fingerprint(model),
-        "teacher": None if teacher is None else _fingerprint(teacher),
-        "data": task.digest(),
-        "recipe": recipe.identity(),
-        "seed": seed,
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from apportion.elastic import Elastic
+from apportion.elastic import Elastic, check_computed_once
 from apportion.sites import find_sites
 from apportion.surgery import cut
 from apportion.units import Allocation
@@ -19,21 +20,28 @@ class Views:
     """A nested elastic model, called at one allocation after the other while it is trained.
 
     What is switched off is not computed, and gradients reach the rows and columns that were used.
-    The model's weights are looked up in every call, so they may change between two.
+    The model's weights are looked up in every call, so they may change between two. `wrap` makes
+    of the call what is to be called in its place, as mixed precision does.
     """
 
-    def __init__(self, elastic: Elastic) -> None:
-        if elastic.gates.order is None:
+    def __init__(
+        self,
+        elastic: Elastic,
+        wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda call: call,
+    ) -> None:
+        if elastic.form != "nested":
             raise ValueError("only of a nested model is every budget a view; `elastic.nested()`")
+        check_computed_once(elastic.model)
         self.elastic = elastic
         self.sites = find_sites(elastic.model, elastic.kinds, elastic.block)
         self._empty = elastic.plain().to("meta")  # its parts, without their weights
         self._shapes: dict[tuple[bool, ...], nn.Module] = {}
+        self._call = wrap(functional_call)
 
     def __call__(self, kept: Allocation, **inputs: Any) -> Any:
         """What the kept units compute."""
         model = self.shape(kept).train(self.elastic.training)
-        return functional_call(model, self._weights(kept), (), inputs)
+        return self._call(model, self._weights(kept), (), inputs)
 
     def shape(self, kept: Allocation) -> nn.Module:
         """The modules that compute it, without any weights."""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
 from torch import nn
 
 from apportion.backbones.encoder import Encoder, EncoderConfig
 from apportion.backbones.hub import from_config, is_of_transformers
-from apportion.backbones.reloading import register_when_imported, remember_cut
-from apportion.surgery import AFTER_CUT
-
-AFTER_CUT.append(remember_cut)
-register_when_imported()
+from apportion.schema import check
 
 
 def config_of(model: nn.Module) -> dict[str, Any]:
@@ -33,6 +29,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
         return from_config(config)
     shape = {name: value for name, value in config.items() if name != "model_type"}
     try:
+        check("it", shape, get_type_hints(EncoderConfig))
         return Encoder(EncoderConfig(**shape))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"the config is not one of an encoder: {error}") from None

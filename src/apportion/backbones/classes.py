@@ -43,8 +43,8 @@ def reorder_head(model: nn.Module, order: list[int]) -> None:
     """Puts the outputs of a trained head in another order."""
     last = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == len(order)]
     with torch.no_grad():
-        last[-1].weight.copy_(last[-1].weight[order].clone())
-        last[-1].bias.copy_(last[-1].bias[order].clone())
+        for values in last[-1].parameters():  # its weight, and its bias if it has one
+            values.copy_(values[order].clone())
 
 
 def first_few(names: Sequence[str]) -> str:

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from apportion.backbones.sizes import LONGEST
+
 
 @dataclass(frozen=True)
 class EncoderConfig:
@@ -36,6 +38,8 @@ class EncoderConfig:
         for name in ("vocabulary", "length", "classes", "layers", "heads", "hidden", "feedforward"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.length > LONGEST:
+            raise ValueError(f"length must be at most {LONGEST}, not {self.length}")
         if self.hidden % self.heads:
             raise ValueError(f"hidden={self.hidden} is not a multiple of heads={self.heads}")
         if self.positions == "rotary" and self.head_width % 2:

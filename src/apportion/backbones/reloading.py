@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
 import json
 import math
 import sys
@@ -16,14 +14,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from apportion.autoclasses import AUTO
 from apportion.backbones.hub import (
     check_fit,
     class_of,
     is_of_transformers,
-    read_json,
     read_pretrained,
 )
-from apportion.records import write_text
+from apportion.backbones.sizes import check_folder, check_weights
+from apportion.files import read_json, write_text
 from apportion.sites import ARCHITECTURES, CUT, find_sites, layers_path, units_of
 from apportion.units import KINDS, Allocation, Unit, Units
 
@@ -31,7 +30,6 @@ RECORD = "apportion"  # the field of a config that says what was kept
 CODE = ("cut_models.py", "shrinking.py")  # of a folder that loads without apportion
 _CUT = "Cut"  # stands before the names of their classes
 _LENGTH = 128  # where the costs of units are taken that nothing else is known of
-_AUTO = "transformers.models.auto.configuration_auto"
 
 
 def remember_cut(model: nn.Module, allocation: Allocation) -> None:
@@ -101,6 +99,7 @@ def load_folder(folder: Path) -> tuple[nn.Module, Allocation | None]:
 
     It may have been cut by apportion, or by `prune_heads` of Transformers 4.
     """
+    check_folder(folder)
     values = read_json(folder / "config.json")
     kind = str(values.get("model_type", "")).removeprefix(CUT)
     if kind not in ARCHITECTURES:
@@ -113,6 +112,7 @@ def load_folder(folder: Path) -> tuple[nn.Module, Allocation | None]:
         plain = {k: v for k, v in values.items() if k not in ("model_type", "pruned_heads")}
         config = whole.config_class.from_dict(plain)
         empty = _empty(whole, config)
+        check_weights(empty, folder)
         kept = None
         if values.get(RECORD):
             kept = _kept(empty, values[RECORD])
@@ -157,6 +157,11 @@ def _kept(model: nn.Module, record: Mapping[str, Any]) -> Allocation:
         costs: list[float] = []
         for site in find_sites(model, list(record["of"]["layer 0"]), block=1):
             count = int(record["of"][f"layer {site.layer}"][site.kind])
+            if count < 1 or site.count % count:
+                raise ValueError(
+                    f"the config's record of a cut has {count} {site.kind} in layer {site.layer}, "
+                    f"of {site.count}"
+                )
             order = KINDS.index(site.kind)
             members += [Unit(site.layer, order, index) for index in range(count)]
             costs += [site.count * site.unit_macs(_LENGTH) / count] * count
@@ -209,7 +214,7 @@ class _Later:
         return getattr(getattr(_cut_models(), self._name), name)
 
 
-def _register(auto: ModuleType) -> None:
+def register(auto: ModuleType) -> None:
     """Tells the Auto classes the types of cut models; a config then tells them of its models."""
     for kind in ARCHITECTURES:
         if kind in auto.CONFIG_MAPPING_NAMES:
@@ -217,38 +222,10 @@ def _register(auto: ModuleType) -> None:
             auto.CONFIG_MAPPING.register(CUT + kind, later, exist_ok=True)
 
 
-class _Watcher(importlib.abc.MetaPathFinder):
-    """Registers cut models once Transformers' Auto classes are imported, which is slow to do."""
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != _AUTO:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def then_register(module: ModuleType) -> None:
-            execute(module)
-            _register(module)
-
-        spec.loader.exec_module = then_register  # type: ignore[method-assign]
-        return spec
-
-
 def _register_now() -> None:
     """Once more, for rows that architectures were given since."""
-    if _AUTO in sys.modules:
-        _register(sys.modules[_AUTO])
-
-
-def register_when_imported() -> None:
-    """Makes folders of cut models load by the Auto classes, now or when those are imported."""
-    if _AUTO in sys.modules:
-        _register_now()
-    elif not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watcher())
+    if AUTO in sys.modules:
+        register(sys.modules[AUTO])
 
 
 def _cut_models() -> ModuleType:

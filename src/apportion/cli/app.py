@@ -17,6 +17,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     add_completion=False,
+    # A flag that nobody gave: Typer would import pydantic to make that of nothing.
+    context_settings={"default_map": {"help": False}},
 )
 err = Console(stderr=True)
 
@@ -31,15 +33,43 @@ def main() -> NoReturn:
     try:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ValueError("the command line runs as one process; to use several, call `fit`")
+        _check_streams()
+        _check_words(sys.argv[1:])
         app()
-    except BrokenPipeError:
-        # Whoever read the output has enough of it; what Python would flush at exit has no reader.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except SystemExit as stop:
+        # Whoever read the output has enough of it, which Typer takes for a failure.
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
     except (ValueError, *_WRONG_PATH) as error:
         _fail(error, 2)
     except OSError as error:
         _fail(error, 1)
     sys.exit(0)
+
+
+def _check_streams() -> None:
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # Or the next file that is opened would get what is written to the terminal.
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is None:
+        raise ValueError("stdout is closed; let it go to a file, or to /dev/null")
+
+
+def _check_words(words: list[str]) -> None:
+    """Complains of an empty word: to most options it would mean that they were not given."""
+    for number, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if not word:
+            option = words[number - 1] if number else ""
+        elif not (option.startswith("--") and equals and not value):
+            continue
+        name = option if option.startswith("-") else "an argument"
+        raise ValueError(f"{name} is empty; is a variable of the shell not set?")
 
 
 def _fail(error: Exception, code: int) -> NoReturn:

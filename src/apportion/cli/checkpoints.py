@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
-from rich.progress import Progress
 
-from apportion import records
-from apportion.backbones import config_of
-from apportion.benchmark import TIMED_FORMS, count_macs, count_parameters, elastic_arms, time_arms
-from apportion.checkpoint import Checkpoint, load, save
 from apportion.cli.app import AsJson, app, err
-from apportion.elastic import Elastic, plain_of
-from apportion.evaluation import FORMS, SWEEP, Form, is_monotone
-from apportion.evaluation import sweep as run_sweep
-from apportion.experiment import task_of
-from apportion.report.speed import latency_table
-from apportion.report.tables import Table
-from apportion.report.terminal import print_json, show
-from apportion.sites import find_sites
-from apportion.tasks import Task
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from apportion.elastic import Elastic
+    from apportion.evaluation import Form
+    from apportion.tasks import Task
 
 Folder = Annotated[Path, typer.Argument(help="A checkpoint folder.", show_default=False)]
 Budgets = Annotated[
@@ -34,14 +26,27 @@ Data = Annotated[
     Path | None,
     typer.Option(help="Folder with the texts of its task, if not where it was trained."),
 ]
-Floor = Annotated[int, typer.Option(help="Units that every layer keeps at least.")]
+Floor = Annotated[
+    int | None,
+    typer.Option(help="Units that every layer keeps at least. \\[default: as it was made]"),
+]
+_BUDGETS = (0.25, 0.5, 0.75, 1.0)
 
 
 @app.command()
 def inspect(
-    checkpoint: Folder, budget: Budgets = None, floor: Floor = 0, as_json: AsJson = False
+    checkpoint: Folder, budget: Budgets = None, floor: Floor = None, as_json: AsJson = False
 ) -> None:
     """Show what a checkpoint holds, and which units it keeps at each budget."""
+    from apportion.asking import asking_of, in_words
+    from apportion.backbones import config_of
+    from apportion.checkpoint import load
+    from apportion.compute import count_macs, count_parameters
+    from apportion.elastic import Elastic, plain_of
+    from apportion.report.tables import Table
+    from apportion.report.terminal import print_json, show
+    from apportion.sites import find_sites
+
     loaded = load(checkpoint)
     plain = plain_of(loaded.model)
     facts: dict[str, Any] = {
@@ -57,13 +62,16 @@ def inspect(
     budgets: list[dict[str, Any]] = []
     if budget:
         _needs_gates(loaded.model, checkpoint)
+    nested = isinstance(loaded.model, Elastic) and loaded.model.form == "nested"
     if isinstance(loaded.model, Elastic):
-        for asked in budget or (0.25, 0.5, 0.75, 1.0):
+        facts |= asking_of(loaded.model)
+        for asked in budget or loaded.model.within(_BUDGETS):
             allocation = loaded.model.allocation(asked, floor)
+            soft = None if nested else float(loaded.model.cost(asked, "soft").detach())
             budgets.append(
                 {
                     "budget": asked,
-                    "cost_soft": round(float(loaded.model.cost(asked).detach()), 4),
+                    "cost_soft": soft and round(soft, 4),
                     "cost_hard": round(allocation.cost, 4),
                     "kept": allocation.to_dict(),
                 }
@@ -80,7 +88,8 @@ def inspect(
         f"{loaded.length}",
     )
     typer.echo(f"recipes: {' → '.join(facts['recipes']) or 'none'}")
-    nested = isinstance(loaded.model, Elastic) and loaded.model.gates.order is not None
+    if isinstance(loaded.model, Elastic):
+        typer.echo(in_words(loaded.model))
     if nested:
         typer.echo("units: one order for all budgets; each layer keeps the first of its units")
     table = Table(
@@ -117,21 +126,27 @@ def sweep(
     ] = None,
     data: Data = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
-    floor: Floor = 0,
+    floor: Floor = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a checkpoint at many budgets (19 of them, 0.10 to 1.00, if none is given)."""
+    """Evaluate a checkpoint at many budgets (those from 0.10 to 1.00 that it was made for)."""
+    from apportion.evaluation import FORMS, SWEEP, is_monotone, swept_forms
+    from apportion.evaluation import sweep as run_sweep
+    from apportion.lines import working_bar
+    from apportion.report.tables import Table
+    from apportion.report.terminal import print_json, show
+
     model, task = _elastic(checkpoint, data)
     forms: list[Form] = []
-    # One order for all budgets was never trained to be half open.
-    for name in form or (["soft", "hard"] if model.gates.order is None else ["cut"]):
+    for name in form or swept_forms(model):
         if name not in FORMS:
             raise ValueError(f"a form is one of {', '.join(FORMS)}, not {name!r}")
         forms.append(name)
-    budgets = tuple(budget or SWEEP)
+    budgets = tuple(budget or model.within(SWEEP))
     points = []
-    with Progress(console=err, transient=True) as progress:
-        for asked in progress.track(budgets, description="budgets"):
+    with working_bar("sweep", err) as bar:
+        for number, asked in enumerate(budgets):
+            bar(number, len(budgets))
             points += run_sweep(model, task.split(split), [asked], forms, floor)
     points.sort(key=lambda point: (forms.index(point.form), point.budget))
     if as_json:
@@ -162,7 +177,7 @@ def cut(
     checkpoint: Folder,
     budget: Annotated[float, typer.Option("--budget", "-b", help="A fraction in (0, 1].")],
     into: Annotated[Path, typer.Option("--out", help="Folder for the smaller checkpoint.")],
-    floor: Floor = 0,
+    floor: Floor = None,
     self_contained: Annotated[
         bool,
         typer.Option(
@@ -173,17 +188,21 @@ def cut(
     as_json: AsJson = False,
 ) -> None:
     """Write the smaller plain model that a budget buys."""
+    from apportion.checkpoint import Checkpoint, load, save
+    from apportion.compute import count_macs, count_parameters
+    from apportion.report.terminal import print_json
+
     if into.resolve() == checkpoint.resolve():
         raise ValueError("--out is the checkpoint itself; choose another folder")
     loaded = load(checkpoint)
     model = _needs_gates(loaded.model, checkpoint)
+    floor = model.floor if floor is None else floor
     kept = model.allocation(budget, floor)
     smaller = model.cut(budget, floor)
     notes = {**loaded.notes, "cut": {"budget": budget, "floor": floor, "cost": kept.cost}}
     if "measured" in notes:
         # Other units stay with another floor than it was measured with.
-        same = floor == (notes.get("recipes") or [{"floor": 0}])[-1]["floor"]
-        points = notes["measured"] if same else []
+        points = notes["measured"] if floor == model.floor else []
         notes["measured"] = [p for p in points if p["budget"] == budget and p["form"] != "soft"]
     save(Checkpoint(smaller, notes, kept, loaded.words), into, self_contained)
     facts: dict[str, Any] = {
@@ -203,7 +222,7 @@ def cut(
         f"kept {kept.count} of {len(model.units)} units (cost {kept.cost:.3f}): "
         f"{facts['parameters_before']:,} → {facts['parameters']:,} parameters, "
         f"{facts['macs_before']:,} → {facts['macs']:,} MACs at length {model.length}, "
-        f"so at most {facts['macs_before'] / facts['macs']:.2f}x faster",
+        f"so about {facts['macs_before'] / facts['macs']:.2f}x faster by MACs; `bench` measures",
     )
 
 
@@ -219,24 +238,26 @@ def bench(
 ) -> None:
     """Time a checkpoint at each budget: uncut, soft, hard mask, skipping and cut, taking turns.
 
-    Speed-ups are medians of paired ratios with a 95 % interval, beside the bound by
-    multiply-accumulates. Texts are padded to the whole length. Run nothing else meanwhile.
+    Speed-ups are medians of paired ratios with a 95 % interval and ratios of medians, beside an
+    estimate by multiply-accumulates, which attention-heavy models can pass. Texts are padded to
+    the whole length. Run nothing else meanwhile.
     """
+    import torch
+
+    from apportion.benchmark import elastic_arms, time_arms
+    from apportion.lines import working_bar
+    from apportion.records import provenance
+    from apportion.report.speed import latency_table
+    from apportion.report.terminal import print_json, show
+
     if batch < 1:
         raise ValueError(f"batch must be at least 1, not {batch}")
     model, task = _elastic(checkpoint, data)
     inputs, _ = task.test.batch(torch.arange(min(batch, len(task.test))), padded=True)
-    forms = TIMED_FORMS if model.gates.order is None else ("skip", "cut")
-    with Progress(console=err, transient=True) as progress:
-        bar = progress.add_task("repeats", total=None)
-        measured = time_arms(
-            elastic_arms(model, budget or (0.25, 0.5, 0.75), forms=forms),
-            [inputs],
-            repeats,
-            threads,
-            progress=lambda done, of: progress.update(bar, completed=done, total=of),
-        )
-    measured = [{**record, **records.provenance()} for record in measured]
+    with working_bar("bench", err) as bar:
+        arms = elastic_arms(model, budget or model.within(_BUDGETS[:-1]))
+        measured = time_arms(arms, [inputs], repeats, threads, progress=bar)
+    measured = [{**record, **provenance()} for record in measured]
     if as_json:
         print_json(measured)
     else:
@@ -245,6 +266,9 @@ def bench(
 
 def _elastic(checkpoint: Path, data: Path | None) -> tuple[Elastic, Task]:
     """A checkpoint's model and the task that it was trained on, its rows read or drawn again."""
+    from apportion.checkpoint import load
+    from apportion.experiment import task_of
+
     loaded = load(checkpoint)
     model = _needs_gates(loaded.model, checkpoint)
     spec = dict(loaded.notes.get("task") or {})
@@ -260,7 +284,9 @@ def _elastic(checkpoint: Path, data: Path | None) -> tuple[Elastic, Task]:
     return model, built
 
 
-def _needs_gates(model: torch.nn.Module, checkpoint: Path) -> Elastic:
+def _needs_gates(model: nn.Module, checkpoint: Path) -> Elastic:
+    from apportion.elastic import Elastic
+
     if not isinstance(model, Elastic):
         raise ValueError(f"{checkpoint} has no gates, so it has no budgets; give an elastic one")
     return model

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from apportion.cli.app import AsJson, app, err
-from apportion.cli.making import check_units, facts_of_model, facts_of_texts, make, read_template
-from apportion.scoring import SCORED_ROWS
-from apportion.tasks.sources import Source, read_source
-from apportion.tasks.text import Text, classes_of
+
+if TYPE_CHECKING:
+    from apportion.tasks.sources import Source
+
+ROWS = 4000  # 1,000 of them are scored; rows of a few tokens need that many for the repair
 
 
 @app.command(
@@ -46,11 +47,11 @@ def convert(
     rows: Annotated[
         int,
         typer.Option(
-            help="Training rows that units are scored on; 256 of them are for the repair.",
+            help="Training rows, at most: units are scored on 1,000 of them, and repaired on as "
+            "many as it takes, which is said.",
             min=2,
-            max=SCORED_ROWS,
         ),
-    ] = SCORED_ROWS,
+    ] = ROWS,
     held_out: Annotated[
         int, typer.Option(help="Test rows that the budgets are measured on, at most.", min=2)
     ] = 500,
@@ -64,9 +65,20 @@ def convert(
     """Give a fine-tuned model a compute knob without training it.
 
     Heads and feed-forward neurons are put in the order of what the loss says of them, and the
-    output of each layer is repaired for all budgets at once, by least squares on some training
-    rows. A minute or two for a small encoder; then it is measured at each budget.
+    output of each layer is repaired for all budgets at once, by least squares on training rows, as
+    far as held-out rows say that it helps and the whole model answers as before. Some minutes for
+    a small encoder; then it is measured at each budget.
     """
+    from apportion.cli.making import (
+        check_units,
+        facts_of_model,
+        facts_of_texts,
+        make,
+        read_template,
+    )
+    from apportion.tasks.sources import read_source
+    from apportion.tasks.text import Text, classes_of
+
     check_units(units)
     columns = tuple(text or ("text",))
     source = read_source(data, columns, label)

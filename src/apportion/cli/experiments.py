@@ -7,15 +7,7 @@ from typing import Annotated
 
 import typer
 
-from apportion import experiment, records
 from apportion.cli.app import AsJson, app, err
-from apportion.cli.making import results_of, run_plan
-from apportion.report.figures import study_figures
-from apportion.report.goals import goal_table
-from apportion.report.markdown import fill
-from apportion.report.page import write_page
-from apportion.report.study import budget_table, study_tables
-from apportion.report.terminal import show
 
 
 @app.command()
@@ -40,7 +32,13 @@ def run(
     Records go to results/NAME.jsonl beside the file. A stage whose records are there is not run
     again; a killed run goes on where it was.
     """
-    plan = experiment.read_experiment(file, data, weights)
+    from apportion.cli.making import results_of, run_plan
+    from apportion.experiment import read_experiment
+    from apportion.report.goals import goal_table
+    from apportion.report.study import budget_table
+    from apportion.report.terminal import show
+
+    plan = read_experiment(file, data, weights)
     have = run_plan(plan, runs or Path("runs") / plan.name, results_of(file), jobs)
     show([t for t in (goal_table(plan, have), budget_table(plan, have)) if t.rows], as_json)
 
@@ -64,6 +62,15 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write the report page of an experiment from its records, and print its tables."""
+    from apportion import experiment, records
+    from apportion.cli.making import results_of
+    from apportion.files import write_text
+    from apportion.report.figures import study_figures
+    from apportion.report.markdown import fill
+    from apportion.report.page import write_page
+    from apportion.report.study import study_tables
+    from apportion.report.terminal import show
+
     file = file / "experiment.toml" if file.is_dir() else file
     plan = experiment.read_experiment(file)
     have = experiment.current(plan, records.read(results_of(file)))
@@ -74,9 +81,9 @@ def report(
     }
     write_page(plan, have, where)
     for target, text in filled.items():
-        records.write_text(target, text)
+        write_text(target, text)
     if figures:
         for picture in study_figures(plan, have):
-            records.write_text(figures / f"{plan.name}-{picture.name}.svg", picture.svg())
+            write_text(figures / f"{plan.name}-{picture.name}.svg", picture.svg())
     show(tables, as_json)
     err.print(f"report: {where}", highlight=False)

@@ -15,11 +15,13 @@ from apportion import driver, experiment, records
 from apportion.backbones.hub import load_model, load_words, weights_files_digest
 from apportion.checkpoint import save
 from apportion.cli.app import err
+from apportion.files import holding, write_text
+from apportion.production import produce
 from apportion.progress import Bars
 from apportion.report.page import write_page
 from apportion.report.study import budget_table
 from apportion.report.terminal import show
-from apportion.stages import produce
+from apportion.stages import was_done
 from apportion.tasks import SPLITS, Task
 from apportion.tasks.text import Text
 
@@ -27,16 +29,24 @@ from apportion.tasks.text import Text
 def make(toml: str, into: Path, as_json: bool) -> None:
     """Runs an experiment into a folder: its file, records, last checkpoint and report."""
     plan = experiment.parse_experiment(toml)
-    file = into / "experiment.toml"
-    records.write_text(file, toml)
-    have = run_plan(plan, into / "stages", results_of(file), jobs=1)
-    last = plan.stages[-1]
-    checkpoint = produce(last, into / "stages")
-    measured = [r for r in have if r["kind"] == "point" and r["stage"] == last.key]
-    save(replace(checkpoint, notes={**checkpoint.notes, "measured": measured}), into / "checkpoint")
-    page = into / "report.html"
-    write_page(plan, have, page)
+    file, page = into / "experiment.toml", into / "report.html"
+    with holding(into):
+        write_text(file, toml)
+        have = run_plan(plan, into / "stages", results_of(file), jobs=1)
+        last = plan.stages[-1]
+        checkpoint = produce(last, into / "stages")
+        measured = [r for r in have if r["kind"] == "point" and r["stage"] == last.key]
+        notes = {**checkpoint.notes, "measured": measured}
+        save(replace(checkpoint, notes=notes), into / "checkpoint")
+        write_page(plan, have, page)
     show([budget_table(plan, have)], as_json)
+    made = checkpoint.notes["training"]
+    if "repair_rows" in made:
+        err.print(
+            f"repair:     {made['repair_rows']:,} rows fitted to, {made['repair_held_out']:,} held "
+            f"out, {made['repair_share']:.0%} of the fit taken",
+            highlight=False,
+        )
     err.print(f"checkpoint: {into / 'checkpoint'}\nreport:     {page}", highlight=False)
 
 
@@ -54,16 +64,14 @@ def read_template(name: str) -> str:
 
 def facts_of_texts(spec: Text) -> dict[str, Any]:
     """What the experiment file says of some texts; reads them, so bad ones are found now."""
-    task = spec.build()
+    drawn = spec.draw()
     return {
         "title": json.dumps(Path(spec.data).name or spec.data, ensure_ascii=False),
         "data": json.dumps(spec.data, ensure_ascii=False),
-        "digest": json.dumps(task.spec["digest"]),
+        "digest": json.dumps(drawn.digest),
         "text": json.dumps(list(spec.text), ensure_ascii=False),
         "label": json.dumps(spec.label, ensure_ascii=False),
-        "train": len(task.train),
-        "validation": len(task.validation),
-        "test": len(task.test),
+        **{name: len(rows) for name, rows in drawn.rows.items()},
     }
 
 
@@ -86,15 +94,24 @@ def run_plan(
     plan: experiment.Experiment, runs: Path, results: Path, jobs: int
 ) -> list[dict[str, Any]]:
     """Runs what has no records yet, with bars; all records."""
-    if isinstance(plan.task, Text) and any(driver.unfinished(plan, records.read(results))):
-        # Bad rows are found before any training, and people see what they train on.
-        _show_data(plan.stages[0].build_task())
-    try:
-        with Bars(err) as bars:
-            return driver.run(plan, runs, results, bars, jobs)
-    except KeyboardInterrupt:
-        err.print("stopped; the same command goes on where it was")
-        raise typer.Exit(130) from None
+    with holding(runs, results):
+        have = records.read(results)
+        unfinished = driver.unfinished(plan, have)
+        # What the plan keeps at an older version is not what another stage has to make anew.
+        kept = {stage.key for stage in plan.stages}
+        older = [record for record in have if record.get("stage") not in kept]
+        again = sorted({stage.method for stage in unfinished[0] if was_done(stage, older)})
+        if again:
+            err.print(f"due again, by a newer version: {', '.join(again)}", highlight=False)
+        if isinstance(plan.task, Text) and any(unfinished):
+            # Bad rows are found before any training, and people see what they train on.
+            _show_data(plan.stages[0].build_task())
+        try:
+            with Bars(err) as bars:
+                return driver.run(plan, runs, results, bars, jobs)
+        except KeyboardInterrupt:
+            err.print("stopped; the same command goes on where it was")
+            raise typer.Exit(130) from None
 
 
 def _show_data(task: Task) -> None:

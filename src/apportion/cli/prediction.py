@@ -8,21 +8,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
 
-from apportion.benchmark import using_threads
-from apportion.checkpoint import Checkpoint, load
 from apportion.cli.app import app, err
-from apportion.elastic import Elastic
-from apportion.gates import check_budget
-from apportion.prediction import CHUNK, FORMATS, Prediction, lines_of
-from apportion.prediction import predict as run_predict
-from apportion.records import replacing
-from apportion.skipping import Skipping
-from apportion.tasks.rows import BadRow, open_text, read_csv, read_lines
+from apportion.lines import Lines
+
+if TYPE_CHECKING:
+    from apportion.checkpoint import Checkpoint
+    from apportion.prediction import Prediction
+    from apportion.tasks.rows import BadRow
 
 _SHOWN = 20  # bad rows that are named one by one
 
@@ -72,6 +68,12 @@ def predict(
     Texts are read a few at a time, so a file of any size will do. A row that can't be read is
     named on stderr with its line and left out; the line of each row is in the output.
     """
+    from apportion.benchmark import using_threads
+    from apportion.checkpoint import load
+    from apportion.prediction import CHUNK, FORMATS, lines_of
+    from apportion.prediction import predict as run_predict
+    from apportion.tasks.rows import read_csv, read_lines
+
     loaded = load(checkpoint)
     classes = loaded.classes
     if loaded.words is None or classes is None:
@@ -108,6 +110,10 @@ def _model_at(
     loaded: Checkpoint, checkpoint: Path, budget: float | None, soft: bool
 ) -> Callable[..., object]:
     """What answers: the model itself, or at a budget the units that it buys."""
+    from apportion.elastic import Elastic
+    from apportion.gates import check_budget
+    from apportion.skipping import Skipping
+
     model = loaded.model.eval()
     if budget is None:
         if soft:
@@ -117,15 +123,16 @@ def _model_at(
     if not isinstance(model, Elastic):
         raise ValueError(f"{checkpoint} has no gates, so it has no budgets; leave --budget out")
     if soft:
-        return partial(model, budget=budget)
-    # The floor that it was trained and measured with.
-    last = (loaded.notes.get("recipes") or [{}])[-1]
-    return Skipping(model, last.get("floor", 0)).at(budget)
+        model.opening(budget, "soft")  # complains now of a model that is not made for it
+        return partial(model, budget=budget, mode="soft")
+    return Skipping(model).at(budget)
 
 
 @contextmanager
 def _target(out: Path | None) -> Iterator[TextIO]:
     """Where predictions go: a file that appears when it is whole, a device, or stdout."""
+    from apportion.files import replacing
+
     if out is None:
         yield sys.stdout
     elif out.exists() and not out.is_file():
@@ -138,22 +145,32 @@ def _target(out: Path | None) -> Iterator[TextIO]:
 
 @contextmanager
 def _opened(texts: Path) -> Iterator[TextIO]:
+    from apportion.tasks.rows import open_text
+
     if texts == Path("-"):
+        if sys.stdin is None:
+            raise ValueError("stdin is closed; name a file with the texts")
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline="")  # type: ignore[union-attr]
         if sys.stdin.isatty():
             _say("reading texts from the terminal, one a line; Ctrl-D ends them")
         yield sys.stdin
     elif not texts.exists() or texts.is_dir():
         raise ValueError(f"there is no file {texts}")
-    else:
+    elif texts.is_file():
         with open_text(texts) as stream:
             yield stream
+    else:
+        stream = open_text(texts)
+        yield stream
+        stream.close()  # only where all was read: to close what a thread reads is to wait for it
 
 
 class _Watch:
     """Shows how far it is, names the rows that can't be read, and counts."""
 
     def __init__(self, stream: TextIO, texts: Path) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
         self.stream = stream
         self.size = texts.stat().st_size if texts.is_file() else None
         self.rows = self.bad = 0
@@ -169,6 +186,7 @@ class _Watch:
             redirect_stderr=False,
         )
         self.bar = self.progress.add_task("", total=self.size, facts="")
+        self.lines = Lines(err)
 
     def __enter__(self) -> _Watch:
         self.progress.start()
@@ -179,6 +197,8 @@ class _Watch:
 
     def good(self, answered: Iterable[Prediction | BadRow]) -> Iterator[Prediction]:
         """The predictions; what is not one is reported and counted."""
+        from apportion.tasks.rows import BadRow
+
         for answer in answered:
             if isinstance(answer, BadRow):
                 self.bad += 1
@@ -190,6 +210,7 @@ class _Watch:
                 read = self.stream.buffer.tell() if self.size else None
                 facts = f"{self.rows:,} rows, {self.speed:,.0f} rows/s"
                 self.progress.update(self.bar, completed=read, facts=facts)
+                self.lines.show("predict", facts, read or 0, self.size)
             yield answer
 
     @property

@@ -6,40 +6,16 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
-from apportion import driver, experiment, records
 from apportion.cli.app import AsJson, app, err
-from apportion.progress import Overview
-from apportion.report.markdown import fill
-from apportion.report.reproduction import (
-    Ran,
-    Section,
-    expected_seconds,
-    reproduction_tables,
-    sections_of,
-    stages_of,
-    write_report,
-)
-from apportion.report.tables import Table
-from apportion.report.terminal import show
-from apportion.reproduction import (
-    QUICK,
-    PaperTable,
-    Plan,
-    Settings,
-    lacking_extras,
-    part_of,
-    read_plan,
-    study_experiment,
-    timing_of,
-)
-from apportion.tasks.docstrings import write_docstrings
-from apportion.tasks.sources import read_source
-from apportion.tasks.text import Text
+
+if TYPE_CHECKING:
+    from apportion.report.reproduction import Ran, Section
+    from apportion.report.tables import Table
+    from apportion.reproduction import PaperTable, Plan, Settings
 
 
 @app.command(
@@ -111,6 +87,13 @@ def reproduce(
     Warm starts are shared between tables. Killed at any moment, the same command goes on where it
     was. The report is one page (report.html), the same in Markdown, and figures as SVG and PNG.
     """
+    from apportion.files import holding, write_text
+    from apportion.report.markdown import fill
+    from apportion.report.reproduction import reproduction_tables, sections_of, write_report
+    from apportion.report.terminal import show
+    from apportion.reproduction import QUICK, read_plan
+    from apportion.tasks.docstrings import write_docstrings
+
     if not file.exists():
         raise ValueError(
             f"there is no plan {file}; run this in a clone of the project, or say --plan"
@@ -124,30 +107,26 @@ def reproduce(
     if listed:
         show([_list(plan, chosen, how)], as_json)
         return
-    records_in = results or place / "results"
+    records_in, stages_in = results or place / "results", runs or place / "stages"
     ran = _studies(plan, chosen, how, records_in, whole=not names)
     failed: list[str] = []
     if not report_only:
         if quick:
             err.print(QUICK, style="yellow")
-        for name, folder in how.stand_ins.items():
-            if not (folder / "test.csv").exists():
-                write_docstrings(folder, plan.texts[name].stand_in)
-        failed = _run(
-            plan,
-            chosen,
-            ran,
-            runs or place / "stages",
-            records_in,
-            jobs or min(2, os.cpu_count() or 1),
-        )
+        used = [p for name in ran for p in (stages_in / name, records_in / f"{name}.jsonl")]
+        with holding(place, *used):
+            for name, folder in how.stand_ins.items():
+                if not (folder / "test.csv").exists():
+                    write_docstrings(folder, plan.texts[name].stand_in)
+            side_by_side = jobs or min(2, os.cpu_count() or 1)
+            failed = _run(plan, chosen, ran, stages_in, records_in, side_by_side)
         ran = _studies(plan, chosen, how, records_in, whole=not names)
     sections = sections_of(chosen, ran, quick)
     tables = reproduction_tables(sections)
     texts = {page: fill(page.read_text(encoding="utf-8"), "paper", tables) for page in filled or ()}
     page, text = write_report(plan, sections, place, quick)
     for target, new in texts.items():
-        records.write_text(target, new)
+        write_text(target, new)
     verdicts = tables[0]
     if quick:
         verdicts = replace(verdicts, name="quick verdicts", title=f"{verdicts.title} (quick)")
@@ -175,6 +154,9 @@ def _settings(
     place: Path,
 ) -> Settings:
     """The options as values, checked against the plan."""
+    from apportion.reproduction import Settings
+    from apportion.tasks.sources import read_source
+
     if quick and hub:
         raise ValueError("--quick runs on what is here, --hub downloads: choose one of them")
     _check_device(device)
@@ -198,6 +180,8 @@ def _settings(
 
 
 def _check_device(device: str) -> None:
+    import torch
+
     try:
         kind = torch.device(device).type
     except RuntimeError:
@@ -228,6 +212,10 @@ def _studies(
 
     If all tables are wanted, so are all stages; else those that the chosen ones need.
     """
+    from apportion import experiment, records
+    from apportion.report.reproduction import Ran
+    from apportion.reproduction import lacking_extras, part_of, study_experiment
+
     ran = {}
     for study in plan.studies:
         tables = [table for table in chosen if table.study == study.name]
@@ -252,6 +240,11 @@ def _run(
     jobs: int,
 ) -> list[str]:
     """Runs what has no records yet, study by study; the names of those that failed."""
+    from apportion import driver
+    from apportion.progress import Overview
+    from apportion.report.reproduction import expected_seconds
+    from apportion.tasks.text import Text
+
     todo = []
     for name, of in ran.items():
         if any(driver.unfinished(of.experiment, of.records)):
@@ -284,6 +277,10 @@ def _pieces(
     chosen: Sequence[PaperTable], ran: Sequence[Ran]
 ) -> tuple[dict[str, set[str]], set[str]]:
     """The pieces of work of each table, and those that are done."""
+    from apportion import driver
+    from apportion.report.reproduction import stages_of
+    from apportion.reproduction import timing_of
+
     tables: dict[str, set[str]] = {}
     done: set[str] = set()
     for of in ran:
@@ -307,6 +304,10 @@ def _pieces(
 
 def _list(plan: Plan, chosen: Sequence[PaperTable], how: Settings) -> Table:
     """What each table needs, and how long it took where the plan's own records were made."""
+    from apportion.report.reproduction import Ran, expected_seconds
+    from apportion.report.tables import Table
+    from apportion.reproduction import lacking_extras, part_of, study_experiment
+
     rows: list[tuple[str, ...]] = []
     for table in chosen:
         study = plan.study(table.study)

@@ -8,8 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from apportion.cli.app import AsJson, app
-from apportion.cli.making import check_units, facts_of_model, facts_of_texts, make, read_template
-from apportion.tasks.text import Text
 
 
 @app.command(
@@ -74,13 +72,14 @@ def train(
         int | None,
         typer.Option(
             help="Epochs of the dense warm start. \\[default: 12, for texts 3 to 40 "
-            "by the number of rows]"
+            "by the number of rows, with --model 3]"
         ),
     ] = None,
     budgeted_epochs: Annotated[
         int | None,
         typer.Option(
-            help="Epochs of budgeted training. \\[default: 6, for texts half of the dense ones]"
+            help="Epochs of budgeted training. \\[default: 6, for texts half of the dense ones, "
+            "with --model 2]"
         ),
     ] = None,
     lam: Annotated[
@@ -94,7 +93,7 @@ def train(
         str,
         typer.Option(
             help="What a budget switches off: heads, as in the paper, or all: heads and "
-            "feed-forward blocks, so that half the budget is half the time."
+            "feed-forward blocks, so that a budget is a share of all that layers compute."
         ),
     ] = "heads",
     seed: Annotated[int, typer.Option(help="Seed of weights, order and budgets.")] = 7,
@@ -108,12 +107,23 @@ def train(
     measured. Stopped or killed, the same command goes on where it was; when all is done, it only
     prints the table.
     """
+    from apportion.cli.making import (
+        check_units,
+        facts_of_model,
+        facts_of_texts,
+        make,
+        read_template,
+    )
+    from apportion.experiment import BUDGETS
+    from apportion.recipes import recipe
+    from apportion.tasks.text import Text
+
     if not data and (text or label):
         raise ValueError("--text and --label name columns of texts; say where they are with --data")
     kind = ("pretrained" if pretrained else "text") if data else "marked"
     if pretrained and not data:
         raise ValueError("--model is a model of texts; say where those are with --data")
-    if pretrained and any((layers, heads, hidden, feedforward)):
+    if pretrained and any(size is not None for size in (layers, heads, hidden, feedforward)):
         raise ValueError("--model has its own layers, heads, hidden and feedforward sizes")
     if units == "all" and (lam is not None or beta is not None):
         raise ValueError(
@@ -134,7 +144,7 @@ def train(
         "seed": seed,
         "data_seed": data_seed,
         "units": check_units(units),
-        "forms": '["skip", "cut"]' if units == "all" else '["hard", "cut"]',
+        "budgets": list(BUDGETS[units]),
         **_DEFAULTS[kind],
         **{name: value for name, value in given.items() if value is not None},
     }
@@ -152,27 +162,25 @@ def train(
         numbers |= facts_of_texts(spec)
         if pretrained:
             numbers["pretrained"] = facts_of_model(pretrained, numbers["length"])
+            numbers.setdefault("epochs", recipe("dense-pretrained").epochs)
+            numbers.setdefault("budgeted_epochs", recipe("nested-pretrained").epochs)
         # As many rows are seen as in the study on AG News; few rows are gone through more often.
         numbers.setdefault("epochs", min(40, max(3, round(_ROWS_SEEN / numbers["train"]))))
         numbers.setdefault("budgeted_epochs", (numbers["epochs"] + 1) // 2)
     else:
-        rows = rows or 4096
+        rows = 4096 if rows is None else rows
         numbers |= {
             "rows": rows,
-            "held_out": held_out or max(2, rows // 4),
+            "held_out": max(2, rows // 4) if held_out is None else held_out,
             "distractors": max(1, numbers["length"] // 8),
         }
     template = read_template(f"train-{kind}")
     if units == "all":
         # The same warm start; one order of all units takes the place of the gates of heads.
         task_and_dense = "[[stage]]".join(template.split("[[stage]]")[:2])
-        template = task_and_dense + read_template("train-nested")
+        nested = "train-nested-pretrained" if pretrained else "train-nested"
+        template = task_and_dense + read_template(nested)
     make(template.format(**numbers), into, as_json)
-
-
-def _nested(batch_size: int, lr: float, word_dropout: float = 0.0) -> dict[str, float]:
-    """The numbers of training all units."""
-    return {"batch_size": batch_size, "lr": lr, "word_dropout": word_dropout}
 
 
 _ROWS_SEEN = 80_000
@@ -187,7 +195,7 @@ _DEFAULTS = {
         "budgeted_epochs": 6,
         "lam": 0.05,
         "beta": 4.0,
-        **_nested(64, 1e-3),
+        "word_dropout": 0.0,  # its tokens are no words
     },
     "text": {
         "length": 128,
@@ -197,14 +205,11 @@ _DEFAULTS = {
         "feedforward": 256,
         "lam": 0.02,
         "beta": 2.0,
-        **_nested(64, 1e-3, word_dropout=0.3),
+        "word_dropout": 0.3,
     },
     "pretrained": {
         "length": 128,
-        "epochs": 3,
-        "budgeted_epochs": 2,
         "lam": 0.02,
         "beta": 2.0,
-        **_nested(16, 5e-5),
     },
 }

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from apportion.claims import Claim
 from apportion.experiment import Experiment
-from apportion.report.gates import agreement_by_seed, retention_by_seed
-from apportion.report.study import trainings_of
-from apportion.report.tables import Records, Table, asked, mean_sd, points_at, select, timings
-from apportion.reproduction import Claim, PaperTable
+from apportion.report.measures import MEASURES, BySeed, at_start, timed
+from apportion.report.tables import Records, Table, asked, interval, mean_sd, processors
+from apportion.reproduction import PaperTable
 
 HOLDS, FAILS, UNTESTED = "holds", "does not hold", "not tested"
-BySeed = Mapping[tuple[int, int], float]
+BY_CONSTRUCTION = "true by construction"
+VERDICTS = (HOLDS, FAILS, UNTESTED, BY_CONSTRUCTION)
+Pairs = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -31,39 +32,40 @@ def judge(claim: Claim, experiment: Experiment, records: Records) -> Verdict:
     """Whether a claim holds in the records of a study; part of the runs prove nothing."""
     if claim.untested:
         return Verdict(claim, UNTESTED, claim.untested)
-    measure = _MEASURES[claim.measure]
+    measure = MEASURES[claim.measure]
     own = measure(experiment, records, claim, claim.method, claim.form, claim.budget)
     missing = _missing(experiment, own, claim.method, claim.budget)
-    values, test = list(own.values()), "–"
-    here = _shown(claim, values)
-    p = None
+    pairs: Pairs = []
     if claim.against and not missing:
         where = (claim.against, claim.against_form, claim.against_budget)
         other = measure(experiment, records, claim, *where)
         missing = _missing(experiment, other, claim.against, claim.against_budget)
         pairs = [(own[seed], other[seed]) for seed in own if seed in other]
-        values = [mine - against for mine, against in pairs]
-        theirs = _shown(claim, [against for _, against in pairs])
-        p = paired_test(pairs)
-        test = "–" if p is None else f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
-    if missing or not values:
+    if missing or (claim.against and not pairs):
         on = f" on {claim.device}" * (claim.device != "cpu")
         return Verdict(claim, UNTESTED, f"{missing or 'no seed has both'}{on}")
-    if claim.against:
-        here += f" against {theirs}: {_signed(claim, values)}"
-    value = statistics.mean(values) if claim.statistic == "mean" else min(values)
-    if claim.statistic == "p":
-        if p is None:
-            return Verdict(claim, UNTESTED, f"{here}; too few seeds for a test")
-        value = p
-    elif claim.statistic == "lowest" and len(values) > 1 and claim.measure != "monotone":
-        here += f", lowest {value:.{_digits(claim)}f}"
-    # Compared as shown, so that nobody sees 0.30 fail against 0.30.
-    value = round(value, 3 if claim.statistic == "p" else _digits(claim))
-    holds = (claim.at_least is None or value >= claim.at_least) and (
-        claim.at_most is None or value <= claim.at_most
-    )
-    return Verdict(claim, HOLDS if holds else FAILS, f"{here} (n = {len(values)})", test)
+    if claim.measure == "speedup" and pairs and not _timed_together(claim, records):
+        return Verdict(claim, UNTESTED, _apart(claim, records, pairs))
+    if claim.statistic == "overlap" and len(pairs) < 2:
+        return Verdict(claim, UNTESTED, "one seed has no spread")
+    values = [mine - theirs for mine, theirs in pairs] or list(own.values())
+    holds, here = _within(claim, values, pairs), _words(claim, values, pairs, records)
+    if claim.cost_at_most is not None:
+        costs = list(MEASURES["cost"](experiment, records, *_where(claim)).values())
+        holds = holds and round(statistics.mean(costs), 3) <= claim.cost_at_most
+        here += f", at cost {mean_sd(costs, 3)}"
+    here += f" (n = {len(values)})"
+    verdict, reason = HOLDS if holds else FAILS, claim.by_construction
+    start = at_start(records, claim)
+    if set(start) == set(own) and _within(claim, list(start.values()), []):
+        reason = f"{_shown(claim, list(start.values()))} before any training"
+    if holds and reason:  # one that fails has found a fault
+        verdict, here = BY_CONSTRUCTION, f"{here}; {reason}"
+    return Verdict(claim, verdict, here, _test(pairs))
+
+
+def _where(claim: Claim) -> tuple[Claim, str, str, float]:
+    return claim, claim.method, claim.form, claim.budget
 
 
 def _missing(experiment: Experiment, own: BySeed, method: str, budget: float) -> str:
@@ -76,7 +78,52 @@ def _missing(experiment: Experiment, own: BySeed, method: str, budget: float) ->
     return f"{method} was measured in {len(found)} of {len(asked_for)} runs"
 
 
-def paired_test(pairs: Sequence[tuple[float, float]]) -> float | None:
+def _within(claim: Claim, values: Sequence[float], pairs: Pairs) -> bool:
+    """Whether the values, or pairs of them, are what a claim asks for.
+
+    Compared as shown, so that nobody sees 0.30 fail against 0.30.
+    """
+    low, high = claim.at_least, claim.at_most
+    if claim.statistic == "split":
+        assert low is not None and high is not None
+        ends = [round(value, _digits(claim)) for value in (max(values), min(values))]
+        return ends[0] >= low and ends[1] <= high
+    if claim.statistic == "overlap":
+        value = overlap(pairs)
+    else:
+        value = min(values) if claim.statistic == "lowest" else statistics.mean(values)
+    value = round(value, _digits(claim))
+    return (low is None or value >= low) and (high is None or value <= high)
+
+
+def overlap(pairs: Pairs) -> float:
+    """How far two spreads, mean ± sample standard deviation, reach into each other."""
+    mine, theirs = [one for one, _ in pairs], [other for _, other in pairs]
+    apart = abs(statistics.mean(mine) - statistics.mean(theirs))
+    return statistics.stdev(mine) + statistics.stdev(theirs) - apart
+
+
+def _timed_together(claim: Claim, records: Records) -> bool:
+    """Whether both sides of a claim on speed are arms of the same runs."""
+    mine, theirs = _both_timed(claim, records)
+    return {r["stage"] for r in mine} == {r["stage"] for r in theirs}
+
+
+def _both_timed(claim: Claim, records: Records) -> tuple[Records, Records]:
+    against = (claim.against, claim.against_form, claim.against_budget)
+    return timed(records, *_where(claim)), timed(records, claim, *against)
+
+
+def _apart(claim: Claim, records: Records, pairs: Pairs) -> str:
+    """What is known of two speeds that can't be compared, as each run has noise of its own."""
+    sides = []
+    for values, found in zip(zip(*pairs, strict=True), _both_timed(claim, records), strict=True):
+        macs = statistics.mean(r["bound"] for r in found)
+        sides.append(f"{_shown(claim, values)} ({interval(found)}; by MACs {macs:.2f})")
+    return f"timed in different runs: {' and '.join(sides)}"
+
+
+def paired_test(pairs: Pairs) -> float | None:
     """The p-value of a paired t-test over seeds, where there are enough of them for one."""
     from scipy import stats  # slow to import
 
@@ -84,6 +131,11 @@ def paired_test(pairs: Sequence[tuple[float, float]]) -> float | None:
     if len(pairs) < 3 or len(differences) == 1:
         return None
     return float(stats.ttest_rel(*zip(*pairs, strict=True)).pvalue)
+
+
+def _test(pairs: Pairs) -> str:
+    p = paired_test(pairs)
+    return "–" if p is None else f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
 
 
 def claim_table(table: PaperTable, experiment: Experiment, records: Records) -> Table:
@@ -100,16 +152,21 @@ def claim_table(table: PaperTable, experiment: Experiment, records: Records) -> 
 
 
 HOW_JUDGED = (
-    "A verdict is on means over seeds. The test is a paired t-test over seeds, two-sided; with "
-    "three seeds only a large and steady difference can reach 0.05. Jobs are counted from the "
-    "stages that ran."
+    "A verdict is on means over seeds, unless it asks for the lowest, a split or an overlap. The "
+    "test is a paired t-test over seeds, two-sided; with three seeds only a large and steady "
+    "difference can reach 0.05. A speed stands with the widest of the seeds' 95 % intervals and "
+    "its processor; two are compared only if one run timed both."
+)
+HOW_CONSTRUCTED = (
+    "True by construction is what no result could contradict: it follows from what was set up, or "
+    "gates had it before any training. It is not counted among what holds."
 )
 
 
 def count_verdicts(tables: Sequence[Table]) -> dict[str, int]:
-    """How many claims hold, do not, and were not tested."""
+    """How many claims hold, do not, were not tested, and could not fail."""
     verdicts = [row[-1] for table in tables for row in table.rows]
-    return {verdict: verdicts.count(verdict) for verdict in (HOLDS, FAILS, UNTESTED)}
+    return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
 
 
 def _asked(claim: Claim) -> str:
@@ -117,16 +174,19 @@ def _asked(claim: Claim) -> str:
         return "–"
     text = f"{_WORDS.get(claim.measure, claim.measure)} of {_of(claim.method, claim.form, claim)}"
     if claim.against:
-        text += f" minus {_of(claim.against, claim.against_form, claim, claim.against_budget)}"
-    if claim.statistic == "p":
-        text = f"p of {text}"
-    elif claim.statistic == "lowest":
-        text = f"lowest {text}"
+        sign = "and" if claim.statistic == "overlap" else "minus"
+        text += f" {sign} {_of(claim.against, claim.against_form, claim, claim.against_budget)}"
     low, high = claim.at_least, claim.at_most
+    if claim.statistic == "split":
+        return f"{text}: some ≥ {low:g}, others ≤ {high:g}"
+    if claim.statistic in ("lowest", "overlap"):
+        text = f"{claim.statistic}{' of the spreads of' * (claim.statistic == 'overlap')} {text}"
     if low is not None and low == high:
-        return f"{text} = {low:g}"
-    limits = [f"{sign} {limit:g}" for sign, limit in (("≥", low), ("≤", high)) if limit is not None]
-    return f"{text} {' and '.join(limits)}"
+        text += f" = {low:g}"
+    else:
+        ends = [f"{sign} {end:g}" for sign, end in (("≥", low), ("≤", high)) if end is not None]
+        text += f" {' and '.join(ends)}"
+    return text + (f", at cost ≤ {claim.cost_at_most:g}" if claim.cost_at_most is not None else "")
 
 
 def _of(method: str, form: str, claim: Claim, budget: float | None = None) -> str:
@@ -134,6 +194,29 @@ def _of(method: str, form: str, claim: Claim, budget: float | None = None) -> st
         return method
     on = f" on {claim.device}" * (claim.device != "cpu")
     return f"{method} {form} at {asked(claim.budget if budget is None else budget)}{on}"
+
+
+def _words(claim: Claim, values: Sequence[float], pairs: Pairs, records: Records) -> str:
+    """What was measured, as people read it."""
+    if pairs:
+        mine, theirs = zip(*pairs, strict=True)
+        text = f"{_shown(claim, mine)} against {_shown(claim, theirs)}: {_signed(claim, values)}"
+    else:
+        text = _shown(claim, values)
+    digits = _digits(claim)
+    if claim.measure == "speedup":
+        found = timed(records, *_where(claim))
+        text += f" ({interval(found)}), {processors(found)}"
+    if claim.statistic == "overlap":
+        reach = overlap(pairs)
+        text += (
+            f", an overlap of {reach:.{digits}f}" if reach >= 0 else f", {-reach:.{digits}f} apart"
+        )
+    if claim.statistic in ("lowest", "split") and len(values) > 1 and claim.measure != "monotone":
+        text += f", lowest {min(values):.{digits}f}"
+    if claim.statistic == "split":
+        text += f", highest {max(values):.{digits}f}"
+    return text
 
 
 def _shown(claim: Claim, values: Sequence[float]) -> str:
@@ -165,116 +248,4 @@ _WORDS = {
     "minutes": "minutes of training",
     "fewest": "heads of the emptiest layer",
     "size": "millions of parameters",
-}
-
-
-def _by_seed(found: Records, value: Callable[[Mapping[str, Any]], float]) -> BySeed:
-    return {(r["data_seed"], r["seed"]): value(r) for r in found}
-
-
-def _accuracy(
-    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
-) -> BySeed:
-    points = points_at(records, method, form, budget)
-    return _by_seed(points, lambda p: 100 * p["accuracy"])
-
-
-def _cost(
-    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
-) -> BySeed:
-    return _by_seed(points_at(records, method, form, budget), lambda p: float(p["cost"]))
-
-
-def _speedup(
-    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
-) -> BySeed:
-    found = timings(records, method=method, form=form, budget=budget)
-    there = [record for record in found if record.get("device", "cpu") == claim.device]
-    return _by_seed(there, lambda r: float(r["speedup"]))
-
-
-def _monotone(
-    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
-) -> BySeed:
-    found = select(records, kind="monotone", method=method)
-    return _by_seed(found, lambda r: float(r["monotone"]))
-
-
-def _spearman(
-    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
-) -> BySeed:
-    return agreement_by_seed(records, method)
-
-
-def _retention(
-    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
-) -> BySeed:
-    return {seed: 100 * share for seed, share in retention_by_seed(records, method).items()}
-
-
-def _removed(
-    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
-) -> BySeed:
-    found = timings(records, method=method, form="cut", budget=budget)
-    return _by_seed(found, lambda r: 100 * r["removed"][claim.measure])
-
-
-def _jobs(
-    experiment: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
-) -> BySeed:
-    return {seed: float(len(jobs)) for seed, jobs in _trainings(experiment, records, method)}
-
-
-def _minutes(
-    experiment: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
-) -> BySeed:
-    return {
-        seed: sum(job["training"]["seconds"] for job in jobs) / 60
-        for seed, jobs in _trainings(experiment, records, method)
-    }
-
-
-def _trainings(
-    experiment: Experiment, records: Records, method: str
-) -> list[tuple[tuple[int, int], list[Mapping[str, Any]]]]:
-    """The trainings that each seed of a method took, of seeds that have all of their stages."""
-    seeds: dict[tuple[int, int], int] = {}
-    for stage in experiment.stages_of(method):
-        seeds[stage.task.seed, stage.seed] = seeds.get((stage.task.seed, stage.seed), 0) + 1
-    found = []
-    for (data_seed, seed), count in seeds.items():
-        cell = {"method": method, "data_seed": data_seed, "seed": seed}
-        if len(select(records, kind="stage", **cell)) == count:
-            found.append(((data_seed, seed), trainings_of(records, **cell)))
-    return found
-
-
-def _fewest(
-    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
-) -> BySeed:
-    found = select(records, kind="gates", method=method, budget=budget)
-    return _by_seed(found, lambda r: float(min(len(k["heads"]) for k in r["kept"].values())))
-
-
-def _size(
-    _: Experiment, records: Records, claim: Claim, method: str, form: str, budget: float
-) -> BySeed:
-    return _by_seed(select(records, kind="stage", method=method), lambda r: r["parameters"] / 1e6)
-
-
-_MEASURES: dict[str, Callable[..., BySeed]] = {
-    "accuracy": _accuracy,
-    "cost": _cost,
-    "speedup": _speedup,
-    "monotone": _monotone,
-    "spearman": _spearman,
-    "retention": _retention,
-    "parameters": _removed,
-    "head_parameters": _removed,
-    "attention_macs": _removed,
-    "layer_macs": _removed,
-    "jobs": _jobs,
-    "minutes": _minutes,
-    "fewest": _fewest,
-    "size": _size,
 }

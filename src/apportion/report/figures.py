@@ -15,7 +15,15 @@ from apportion.experiment import Experiment
 from apportion.report.drawing import COLOURS, PAGE, STYLE, Picture, curve
 from apportion.report.nested import is_nested
 from apportion.report.nested_figures import nested_allocation, nested_pareto
-from apportion.report.tables import Records, asked, main_method, methods_of, select, timings
+from apportion.report.tables import (
+    Records,
+    asked,
+    main_method,
+    methods_of,
+    processors,
+    select,
+    timings,
+)
 
 
 def study_figures(experiment: Experiment, records: Records) -> list[Picture]:
@@ -174,7 +182,7 @@ def allocation_map(experiment: Experiment, records: Records) -> Picture | None:
 
 
 def speed(experiment: Experiment, records: Records) -> Picture | None:
-    """Measured speed-up of cut models against what their multiply-accumulates allow."""
+    """Measured speed-up of cut models beside what their multiply-accumulates let expect."""
     method = main_method(experiment)
     found = timings(records, method=method, form="cut")
     if not found:
@@ -185,13 +193,13 @@ def speed(experiment: Experiment, records: Records) -> Picture | None:
     for place, budget in enumerate(budgets):
         of_budget = timings(records, method=method, form="cut", budget=budget)
         measured = statistics.mean(r["speedup"] for r in of_budget)
-        bound = statistics.mean(r["bound"] for r in of_budget)
+        by_macs = statistics.mean(r["bound"] for r in of_budget)
         low = measured - min(r["low"] for r in of_budget)
         high = max(r["high"] for r in of_budget) - measured
         axes.bar(place, measured, width=0.55, color=COLOURS[0], yerr=[[low], [high]], capsize=4)
-        axes.hlines(bound, place - 0.36, place + 0.36, color=COLOURS[1], linewidth=2)
+        axes.hlines(by_macs, place - 0.36, place + 0.36, color=COLOURS[1], linewidth=2)
         axes.text(place, 0.06, f"{measured:.2f}x", ha="center", color="white", fontsize=9)
-    axes.hlines([], 0, 0, color=COLOURS[1], linewidth=2, label="bound by MACs")
+    axes.hlines([], 0, 0, color=COLOURS[1], linewidth=2, label="by MACs, an estimate")
     axes.set_xticks(range(len(budgets)), [asked(b) for b in budgets])
     axes.axhline(1.0, color="#666666", linewidth=0.8, linestyle=":")
     axes.set(xlabel="budget", ylabel="speed-up over the uncut model")
@@ -200,7 +208,8 @@ def speed(experiment: Experiment, records: Records) -> Picture | None:
     return Picture(
         "speed",
         "Measured speed",
-        "Measured speed of the cut models; bars show the widest interval of the seeds.",
+        f"Measured speed of the cut models, {processors(found)}; bars show the widest interval of "
+        "the seeds.",
         figure,
     )
 

@@ -71,29 +71,60 @@ def ranking_table(experiment: Experiment, records: Records) -> Table:
     )
 
 
-def agreement_by_seed(records: Records, method: str) -> dict[tuple[int, int], float]:
-    """Spearman's correlation of a method's gates at a low and a high budget, if not all tied."""
-    alike = _low_and_high(records, method, lambda low, high: rank_agreement(low["z"], high["z"]))
-    return {seed: value for seed, value in alike.items() if not math.isnan(value)}
+def agreement_by_seed(
+    records: Records, method: str, at_start: bool = False
+) -> dict[tuple[int, int], float]:
+    """Spearman's correlation of a method's gates at a low and a high budget, if not all tied.
+
+    With `at_start` it is that of the gates before any training, where they came from scores.
+    """
+
+    def alike(low: Mapping[str, Any], high: Mapping[str, Any]) -> float:
+        return rank_agreement(low["z"], high["z"])
+
+    found = _low_and_high(records, method, alike, at_start)
+    return {seed: value for seed, value in found.items() if not math.isnan(value)}
 
 
-def retention_by_seed(records: Records, method: str) -> dict[tuple[int, int], float]:
-    """The share of the units kept at a low budget that a high one keeps as well."""
-    return _low_and_high(
-        records, method, lambda low, high: retention(_allocation(low), _allocation(high))
-    )
+def retention_by_seed(
+    records: Records, method: str, at_start: bool = False
+) -> dict[tuple[int, int], float]:
+    """The share of the units kept at a low budget that a high one keeps as well.
+
+    With `at_start` it is that of the gates before any training, where they came from scores.
+    """
+
+    def kept(low: Mapping[str, Any], high: Mapping[str, Any]) -> float:
+        return retention(_allocation(low), _allocation(high))
+
+    return _low_and_high(records, method, kept, at_start)
 
 
 def _low_and_high(
     records: Records,
     method: str,
     compare: Callable[[Mapping[str, Any], Mapping[str, Any]], float],
+    at_start: bool,
 ) -> dict[tuple[int, int], float]:
-    return {
-        (z[_LOW]["data_seed"], z[_LOW]["seed"]): compare(z[_LOW], z[_HIGH])
-        for z in _by_stage(records, method).values()
-        if {_LOW, _HIGH} <= set(z)
-    }
+    found = {}
+    for stage, z in _by_stage(records, method).items():
+        if not {_LOW, _HIGH} <= set(z):
+            continue
+        low: Mapping[str, Any] | None = z[_LOW]
+        high: Mapping[str, Any] | None = z[_HIGH]
+        if at_start:
+            low, high = (_before(stage, z[budget], records) for budget in (_LOW, _HIGH))
+        if low is not None and high is not None:
+            found[low["data_seed"], low["seed"]] = compare(low, high)
+    return found
+
+
+def _before(stage: str, record: Mapping[str, Any], records: Records) -> Mapping[str, Any] | None:
+    """What the record of some gates would have been before any training, if they had an order."""
+    start = _start(stage, record["budget"], records)
+    if start is None:
+        return None
+    return {**record, "z": start, "kept": _first(record, start).to_dict()}
 
 
 def movement_table(experiment: Experiment, records: Records) -> Table:

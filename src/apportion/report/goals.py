@@ -9,7 +9,7 @@ from typing import Any
 
 from apportion.experiment import Experiment
 from apportion.goals import Goal
-from apportion.report.tables import Records, Table, select
+from apportion.report.tables import BY_MACS, INTERVAL, Records, Table, interval, select
 
 
 def goal_table(experiment: Experiment, records: Records) -> Table:
@@ -26,7 +26,9 @@ def goal_table(experiment: Experiment, records: Records) -> Table:
             if len(found) < asked:  # part of the runs prove nothing about all of them
                 reached, met = f"{reached} ({len(found)} of {asked} runs)", "not yet"
         rows.append((goal.name, goal.asks(), reached, met))
-    return Table("goals", "Goals", ("goal", "asked", "reached", "met"), tuple(rows))
+    of_time = any(goal.is_of_time for goal in experiment.goals)
+    note = f"Of speeds, {INTERVAL}; a goal is met by the mean. {BY_MACS}" * of_time
+    return Table("goals", "Goals", ("goal", "asked", "reached", "met"), tuple(rows), note)
 
 
 def _found(goal: Goal, records: Records) -> list[Mapping[str, Any]]:
@@ -63,8 +65,8 @@ def _judge(goal: Goal, found: Records, records: Records) -> tuple[str, bool | No
     """What was reached, in words, and whether that is what the goal asks for, if it is known."""
     if goal.speedup is not None:
         mean = statistics.mean(r["speedup"] for r in found)
-        lowest = min(r["speedup"] for r in found)
-        return f"mean {mean:.2f}x, lowest {lowest:.2f}x", round(mean, 2) >= goal.speedup
+        reached = f"mean {mean:.2f}x, lowest {min(r['speedup'] for r in found):.2f}x"
+        return f"{reached} ({interval(found)})", round(mean, 2) >= goal.speedup
     if goal.switch_us is not None:
         slowest = max(r["switch_us"] for r in found)
         extra = max(r["extra_bytes"] for r in found)
@@ -80,7 +82,10 @@ def _judge(goal: Goal, found: Records, records: Records) -> tuple[str, bool | No
         return _judge_average(goal, records)
     if goal.share_of_bound is not None:
         share = statistics.mean(r["speedup"] / r["bound"] for r in found)
-        return f"{100 * share:.1f} % of the bound", share >= goal.share_of_bound
+        low = min(r["low"] / r["bound"] for r in found)
+        high = max(r["high"] / r["bound"] for r in found)
+        reached = f"{100 * share:.1f} % of it ({100 * low:.0f} to {100 * high:.0f} %)"
+        return reached, share >= goal.share_of_bound
     if goal.share_of_cut is not None:
         where = {**_where(goal), "kind": "latency", "form": "cut"}
         cut = {r["stage"]: r["speedup"] for r in select(records, method=goal.method, **where)}

@@ -9,13 +9,18 @@ from typing import Any
 from apportion.benchmark import SWITCHES
 from apportion.experiment import Experiment
 from apportion.report.tables import (
+    BY_MACS,
     Records,
     Table,
     asked,
+    interval,
     main_method,
     mean_sd,
     methods_of,
+    of_medians,
+    over_fused,
     percent,
+    processors,
     seeds_of,
     select,
     times,
@@ -47,6 +52,8 @@ def nested_budget_table(experiment: Experiment, records: Records) -> Table:
     """What each budget costs and keeps, and how fast it is: views of the one set of weights."""
     method = main_method(experiment)
     dense = select(records, kind="point", form="dense")
+    timed = timings(records, method=method, form="skip")
+    fused = any("over_fused" in r for r in timed)
     rows = []
     for budget in sorted({*experiment.budgets, 1.0}):
         points = select(records, kind="point", method=method, form="cut", budget=budget)
@@ -61,10 +68,26 @@ def nested_budget_table(experiment: Experiment, records: Records) -> Table:
                 percent(points),
                 _difference(points, dense),
                 times(views),
+                interval(views),
+                of_medians(views, records),
+                *((over_fused(views),) if fused else ()),
                 times(cut),
                 f"{statistics.mean(r['bound'] for r in cut):.2f}x" if cut else "–",
                 _share(views),
             )
+        )
+    note = f"Method {method}, test rows, {seeds_of(records, method)}; the difference to the dense "
+    note += "model is taken seed by seed."
+    if timed:
+        note += (
+            f" Speed is against the dense model on {processors(timed)}, {timed[0]['threads']} "
+            f"thread, {timed[0]['rows']} rows, padded, {timed[0]['repeats']} repeats: the median "
+            "of paired ratios of a seed, averaged, with the widest of the seeds' 95 % intervals, "
+            f"and the ratio of medians. {BY_MACS}"
+        )
+    if fused:
+        note += (
+            " Views have fused residual sums; over fused: against a dense model that has them too."
         )
     return Table(
         "budgets",
@@ -75,13 +98,15 @@ def nested_budget_table(experiment: Experiment, records: Records) -> Table:
             "accuracy",
             "against dense",
             "speed, views",
+            "95 % interval",
+            "of medians",
+            *(("views, over fused",) if fused else ()),
             "speed, cut model",
-            "bound by MACs",
-            "views, of the bound",
+            "by MACs",
+            "views, share of that",
         ),
         tuple(rows),
-        f"Method {method}, test rows, {seeds_of(records, method)}; the difference to the dense "
-        "model is taken seed by seed. Speed is against the dense model, one thread, rows padded.",
+        note,
     )
 
 

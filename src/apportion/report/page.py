@@ -8,8 +8,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from apportion import records as record_files
 from apportion.experiment import Experiment
+from apportion.files import write_text
 from apportion.report.figures import study_figures
 from apportion.report.study import study_tables
 from apportion.report.tables import Records, select
@@ -26,7 +26,7 @@ def write_page(experiment: Experiment, records: Records, path: Path) -> None:
         pictures=[(p, Markup(p.svg())) for p in study_figures(experiment, records)],
         last=select(records, kind="stage")[-1],
     )
-    record_files.write_text(path, html)
+    write_text(path, html)
 
 
 def render(template: str, **values: Any) -> str:

@@ -11,7 +11,15 @@ from markupsafe import Markup
 
 from apportion import records as record_files
 from apportion.experiment import Experiment
-from apportion.report.claims import FAILS, HOLDS, HOW_JUDGED, UNTESTED, claim_table, count_verdicts
+from apportion.files import write_bytes, write_text
+from apportion.report.claims import (
+    BY_CONSTRUCTION,
+    HOW_CONSTRUCTED,
+    HOW_JUDGED,
+    VERDICTS,
+    claim_table,
+    count_verdicts,
+)
 from apportion.report.drawing import Picture
 from apportion.report.figures import study_figures
 from apportion.report.page import render
@@ -77,13 +85,21 @@ def sections_of(
                 table,
                 of,
                 claim_table(table, of.experiment, of.records),
-                tuple(by_name[name] for name in table.shows if name in by_name),
+                (*_printed(table), *(by_name[name] for name in table.shows if name in by_name)),
                 tuple(pictures_by_name[n] for n in table.figures if n in pictures_by_name),
                 sum(is_done(stage, of.records) for stage in stages),
                 len(stages),
             )
         )
     return sections
+
+
+def _printed(table: PaperTable) -> list[Table]:
+    """What the paper prints where ours is no table with columns for both."""
+    if not table.printed:
+        return []
+    columns, *rows = table.printed
+    return [Table("printed", "As the paper prints it", columns, tuple(rows))]
 
 
 def stages_of(table: PaperTable, experiment: Experiment) -> tuple[Stage, ...]:
@@ -97,6 +113,7 @@ def reproduction_tables(sections: Sequence[Section]) -> list[Table]:
     return [
         verdict_table(sections),
         all_claims_table(sections),
+        constructed_table(sections),
         coverage_table(sections),
         time_table(studies),
         stage_table(studies),
@@ -109,19 +126,30 @@ def verdict_table(sections: Sequence[Section]) -> Table:
     for section in sections:
         counts = count_verdicts([section.claims])
         if section.claims.rows:
-            rows.append((section.table.title, *(str(counts[v]) for v in (HOLDS, FAILS, UNTESTED))))
+            rows.append((section.table.title, *(str(counts[v]) for v in VERDICTS)))
     total = count_verdicts([section.claims for section in sections])
-    rows.append(("all", *(str(total[v]) for v in (HOLDS, FAILS, UNTESTED))))
-    return Table(
-        "verdicts", "The paper's claims", ("table", HOLDS, FAILS, UNTESTED), tuple(rows), HOW_JUDGED
-    )
+    rows.append(("all", *(str(total[v]) for v in VERDICTS)))
+    note = f"{HOW_JUDGED} {HOW_CONSTRUCTED}"
+    return Table("verdicts", "The paper's claims", ("table", *VERDICTS), tuple(rows), note)
 
 
 def all_claims_table(sections: Sequence[Section]) -> Table:
-    """Every claim with its verdict."""
-    columns = sections[0].claims.columns
-    rows = [(s.table.place, *row) for s in sections for row in s.claims.rows]
-    return Table("claims", "Claim by claim", ("where", *columns), tuple(rows), HOW_JUDGED)
+    """Every claim that a result could contradict, with its verdict."""
+    rows = [row for row in _claims(sections) if row[-1] != BY_CONSTRUCTION]
+    columns = ("where", *sections[0].claims.columns)
+    return Table("claims", "Claim by claim", columns, tuple(rows), HOW_JUDGED)
+
+
+def constructed_table(sections: Sequence[Section]) -> Table:
+    """The claims that no result could contradict, in a group of their own."""
+    rows = [row[:-2] for row in _claims(sections) if row[-1] == BY_CONSTRUCTION]
+    columns = ("where", *sections[0].claims.columns[:-2])
+    name = BY_CONSTRUCTION.replace(" ", "-")
+    return Table(name, BY_CONSTRUCTION.capitalize(), columns, tuple(rows), HOW_CONSTRUCTED)
+
+
+def _claims(sections: Sequence[Section]) -> list[tuple[str, ...]]:
+    return [(s.table.place, *row) for s in sections for row in s.claims.rows]
 
 
 def coverage_table(sections: Sequence[Section]) -> Table:
@@ -170,18 +198,28 @@ def time_table(studies: Mapping[str, Ran]) -> Table:
                 f"{training:.0f}",
                 f"{stages:.0f}",
                 f"{timing:.0f}" if timing else "–",
+                ran.study.paper_minutes,
                 f"{machine['processor']}, {machine['cores']} cores" if machine else "–",
             )
         )
-    rows.append(("all", "", "", f"{minutes_in_all:.0f} with timing", "", ""))
+    rows.append(("all", "", "", f"{minutes_in_all:.0f} with timing", "", "", ""))
     return Table(
         "time",
         "How long it took",
-        ("study", "stages", "minutes of training", "with measuring", "of timing", "machine"),
+        (
+            "study",
+            "stages",
+            "minutes of training",
+            "with measuring",
+            "of timing",
+            "minutes in the paper",
+            "machine",
+        ),
         tuple(rows),
         "Minutes of the processes that did it, two of them side by side, so that about half of it "
         "passed on the clock; timing ran alone. Records that are older than the count of measuring "
-        "or of timing have training alone.",
+        "or of timing have training alone. The paper's minutes are of its own models and machine "
+        "(Section 7).",
     )
 
 
@@ -233,8 +271,8 @@ def write_report(
             name = figure_file(section, picture)
             if name not in drawings:
                 drawings[name] = picture.svg()
-                record_files.write_text(folder / _FIGURES / f"{name}.svg", drawings[name])
-                record_files.write_bytes(folder / _FIGURES / f"{name}.png", picture.png())
+                write_text(folder / _FIGURES / f"{name}.svg", drawings[name])
+                write_bytes(folder / _FIGURES / f"{name}.png", picture.png())
     page, text = folder / "report.html", folder / "report.md"
     html = render(
         "reproduction.html",
@@ -246,14 +284,14 @@ def write_report(
         ],
         last=_newest(sections),
     )
-    record_files.write_text(page, html)
-    record_files.write_text(text, markdown(plan, sections, quick))
+    write_text(page, html)
+    write_text(text, markdown(plan, sections, quick))
     return page, text
 
 
 def markdown(plan: Plan, sections: Sequence[Section], quick: bool) -> str:
     """The report as Markdown; figures are beside it."""
-    first, _, *rest = reproduction_tables(sections)
+    first, _, _, *rest = reproduction_tables(sections)
     mark = " (quick)" * quick
     last = _newest(sections)
     parts = [

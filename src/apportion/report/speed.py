@@ -1,4 +1,4 @@
-"""Records → tables of measured time, beside what multiply-accumulates allow."""
+"""Records → tables of measured time, beside an estimate by multiply-accumulates."""
 
 from __future__ import annotations
 
@@ -8,41 +8,54 @@ from typing import Any
 
 from apportion.experiment import Experiment
 from apportion.report.tables import (
+    BY_MACS,
     Records,
     Table,
     asked,
+    interval,
     main_method,
     mean_sd,
+    of_medians,
+    over_fused,
     percent,
     points_at,
+    processors,
     select,
     times,
 )
 
 _REMOVED = ("parameters", "head_parameters", "attention_macs", "layer_macs")
-_CALLED = {"soft": "soft gates", "hard": "hard mask", "skip": "hard skip", "cut": "cut model"}
+_CALLED = {
+    "fused": "all open, sums fused",
+    "soft": "soft gates",
+    "hard": "hard mask",
+    "skip": "hard skip",
+    "cut": "cut model",
+}
 
 
 def latency_table(records: Records) -> Table:
-    """Measured time of each arm, its speed-up, and what MACs allow."""
+    """Measured time of each arm, its speed-up, and what MACs let expect."""
     found = [r for r in select(records, kind="latency") if "protocol" not in r]
     arms = dict.fromkeys((r.get("method"), r["form"], r["budget"]) for r in found)
     several = len({method for method, _, _ in arms}) > 1
+    fused = any("over_fused" in r for r in found)
     rows = []
     for method, form, budget in arms:
         of_arm = [
             r for r in found if (r.get("method"), r["form"], r["budget"]) == (method, form, budget)
         ]
-        bound = statistics.mean(r["bound"] for r in of_arm)
+        by_macs = statistics.mean(r["bound"] for r in of_arm)
         share = statistics.mean(r["speedup"] / r["bound"] for r in of_arm)
-        low, high = min(r["low"] for r in of_arm), max(r["high"] for r in of_arm)
         cells = (
             form,
             asked(budget),
             mean_sd([r["median_ms"] for r in of_arm], 2),
             times(of_arm),
-            f"{low:.2f} – {high:.2f}",
-            f"{bound:.3f}x",
+            interval(of_arm),
+            of_medians(of_arm, found),
+            *((over_fused(of_arm),) if fused else ()),
+            f"{by_macs:.3f}x",
             f"{100 * share:.0f} %",
         )
         rows.append((str(method), *cells) if several else cells)
@@ -51,15 +64,18 @@ def latency_table(records: Records) -> Table:
         r = found[0]
         note = (
             f"Batch {r['batch']} x {r['length']}, {_runtime(r)}, "
-            f"{r['repeats']} repeats with arms interleaved; {r['machine']['processor']}. "
+            f"{r['repeats']} repeats with arms interleaved; {processors(found)}. "
             "Speed-up is the median of paired ratios, averaged over seeds; the interval is the "
-            "widest of the seeds' 95 % intervals."
-        )
+            "widest of the seeds' 95 % intervals; of medians is the ratio of the arms' medians. "
+            f"{BY_MACS}"
+        ) + _OVER_FUSED * fused
     return Table(
         "latency",
         "Measured latency",
         ("method",) * several
-        + ("model", "budget", "ms", "speed-up", "95 % interval", "bound by MACs", "share of bound"),
+        + ("model", "budget", "ms", "speed-up", "95 % interval", "of medians")
+        + ("over fused",) * fused
+        + ("by MACs", "share of that"),
         tuple(rows),
         note,
     )
@@ -80,18 +96,20 @@ def _protocol_table(
 ) -> Table:
     found = [r for r in select(records, kind="latency") if r.get("protocol") in protocols]
     protocols = [name for name in protocols if any(r["protocol"] == name for r in found)]
+    fused = any("over_fused" in r for r in found)
     rows = []
     for method, form, budget in dict.fromkeys((r["method"], r["form"], r["budget"]) for r in found):
-        if form == "dense" and method != main_method(experiment):
+        whole = form in ("dense", "fused")
+        if whole and method != main_method(experiment):
             continue  # every method has the same dense model in its own turn
         arm = {"method": method, "form": form, "budget": budget}
         cells: list[str] = []
         for protocol in protocols:
             of_arm = select(records, kind="latency", protocol=protocol, **arm)
-            cells += _timed(of_arm) if of_arm else ["–"] * 4
-        points = points_at(records, "dense" if form == "dense" else method, form, budget)
+            cells += _timed(of_arm, found, fused) if of_arm else ["–"] * (6 + fused)
+        called = "dense" if whole else method
+        points = points_at(records, called, "dense" if whole else form, budget)
         cost = mean_sd([p["cost"] for p in points], 3)
-        called = "dense" if form == "dense" else method
         shown = "all open" if form == "dense" else _CALLED[form]
         rows.append((called, shown, asked(budget), cost, percent(points), *cells))
     note = ""
@@ -100,17 +118,21 @@ def _protocol_table(
         note = (
             f"{r['rows']:,} test rows, encoded before, batch {r['batch']}, "
             f"{_runtime(r)}, {r['repeats']} repeats with arms taking turns "
-            f"batch by batch; {r['machine']['processor']}. Milliseconds are medians of a seed, "
-            "averaged over seeds; a speed-up is the median of paired ratios of a seed, averaged. "
+            f"batch by batch; {processors(found)}. Milliseconds are medians of a seed, "
+            "averaged over seeds; a speed-up is the median of paired ratios of a seed, averaged, "
+            "with the widest of the seeds' 95 % intervals; of medians is the ratio of medians. "
+            f"{BY_MACS} "
             f"Padded, and one by one: every row has {r['length']} tokens, the paper's protocol. "
             "Grouped: rows of like length share a batch, as people would run it."
         )
     if "short" in protocols:
         short = next(r for r in found if r["protocol"] == "short")
         note += f" Short: their first {short['length']} tokens."
+    note += _OVER_FUSED * fused
     columns = ["method", "evaluated", "budget", "cost", "accuracy"]
     for protocol in protocols:
-        columns += [f"{protocol}: ms", "speed-up", "bound by MACs", "share of bound"]
+        columns += [f"{protocol}: ms", "speed-up", "95 % interval", "of medians"]
+        columns += ["over fused"] * fused + ["by MACs", "share of that"]
     return Table(name, title, tuple(columns), tuple(rows), note)
 
 
@@ -171,12 +193,21 @@ def _runtime(record: Mapping[str, Any]) -> str:
     return f"{where}, {record['runtime']}"
 
 
-def _timed(of_arm: Sequence[Mapping[str, Any]]) -> list[str]:
-    bound = statistics.mean(r["bound"] for r in of_arm)
+_OVER_FUSED = (
+    " Over fused: the same against the dense model with fused residual sums, which hard skipping "
+    "has too, with its interval."
+)
+
+
+def _timed(of_arm: Sequence[Mapping[str, Any]], found: Records, fused: bool) -> list[str]:
+    by_macs = statistics.mean(r["bound"] for r in of_arm)
     share = statistics.mean(r["speedup"] / r["bound"] for r in of_arm)
     return [
         mean_sd([r["median_ms"] for r in of_arm], 0),
         times(of_arm),
-        f"{bound:.3f}x",
+        interval(of_arm),
+        of_medians(of_arm, found),
+        *([over_fused(of_arm)] if fused else []),
+        f"{by_macs:.3f}x",
         f"{100 * share:.1f} %",
     ]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
-from typing import Any
 
 from apportion.experiment import Experiment
+from apportion.report.accounting import accounting_table, time_table
 from apportion.report.gates import gate_tables
 from apportion.report.goals import goal_table
 from apportion.report.nested import is_nested, nested_budget_table, nested_tables
 from apportion.report.speed import compute_table, latency_table, protocol_tables, throughput_table
 from apportion.report.tables import (
+    INTERVAL,
     Records,
     Table,
     asked,
@@ -21,9 +21,11 @@ from apportion.report.tables import (
     methods_of,
     percent,
     points_at,
+    processors,
     seeds_of,
     select,
-    times,
+    speed_note,
+    times_within,
     timings,
 )
 from apportion.tasks import SPLITS
@@ -75,10 +77,11 @@ def budget_table(experiment: Experiment, records: Records) -> Table:
                 percent(cells["soft"]),
                 percent(cells["hard"]),
                 percent(cells["cut"]),
-                times(speed),
+                times_within(speed),
                 f"{statistics.mean(r['bound'] for r in speed):.2f}x" if speed else "–",
             )
         )
+    speed_words = speed_note("the same model uncut", timings(records, method=method))
     return Table(
         "budgets",
         "What each budget costs and keeps",
@@ -90,11 +93,10 @@ def budget_table(experiment: Experiment, records: Records) -> Table:
             "accuracy, hard",
             "accuracy, cut model",
             "speed, cut model",
-            "bound by MACs",
+            "by MACs",
         ),
         tuple(rows),
-        f"Method {method}, test rows, {seeds_of(records, method)}. "
-        "Speed is against the same model uncut, one thread.",
+        f"Method {method}, test rows, {seeds_of(records, method)}. {speed_words}".strip(),
     )
 
 
@@ -129,7 +131,7 @@ def _method_table(experiment: Experiment, records: Records, name: str) -> Table:
             speed = timings(records, method=method, form=form, budget=row.budget)
             ratios = [r["speedup"] for r in speed]
             cells += [mean_sd([r["median_ms"] for r in speed], 0), row.paper_ms]
-            cells += [times(speed), row.paper_speedup, beside(ratios, row.paper_speedup)]
+            cells += [times_within(speed), row.paper_speedup, beside(ratios, row.paper_speedup)]
         rows.append(tuple(cells))
     columns = ["method", "budget", "evaluated", "n", "cost"]
     columns += ["paper's cost"] * beside_paper + ["difference of cost"] * soft
@@ -140,7 +142,8 @@ def _method_table(experiment: Experiment, records: Records, name: str) -> Table:
         rows_timed = {r["rows"] for r in timings(records)}
         note += (
             f" Speed: one thread, {' or '.join(f'{n:,}' for n in sorted(rows_timed))} rows padded, "
-            "ratios of each seed averaged; the paper's milliseconds are of its rows and machine."
+            f"{processors(timings(records))}; ratios of each seed averaged, {INTERVAL}; the "
+            "paper's milliseconds are of its rows and machine."
         )
     if beside_paper:
         note += f" {experiment.beside_paper}"
@@ -270,79 +273,3 @@ def scoring_table(records: Records) -> Table:
         "each unit: over the same batches, rows of like length together, and over rows padded to "
         "the whole length.",
     )
-
-
-def accounting_table(experiment: Experiment, records: Records) -> Table:
-    """Training jobs and things to deploy for the table's budgets, counted from what was run."""
-    rows = []
-    count = len(experiment.budgets)
-    for method in methods_of(experiment):
-        cell = {"data_seed": experiment.data_seeds[0], "seed": experiment.seeds[0]}
-        own = select(records, kind="stage", method=method, **cell)
-        if not own or not (own[0]["recipe"] or own[0]["score"]):
-            continue  # not run yet, or a baseline of another kind
-        ran = {record["stage"]: record for record in select(records, kind="stage")}
-        models = {key for record in own for key in _trained(record, ran)[:1]}
-        nested = any(stage.nested for stage in experiment.stages_of(method))
-        scored = own[0]["score"] is not None and not nested  # one order needs no masks
-        if nested:
-            models, control = {method}, "continuous"
-        elif scored or len(own) > 1:
-            control = "discrete"
-        else:
-            control = "one cost" if own[0]["recipe"]["objective"] == "dense" else "continuous"
-        artifacts = f"{len(models)} model{'s' * (len(models) > 1)}" + f" + {count} masks" * scored
-        jobs = trainings_of(records, method=method, **cell)
-        rows.append((method, str(len(jobs)), artifacts, control))
-    return Table(
-        "accounting",
-        f"What it takes to serve {count} budgets",
-        ("method", "fine-tune jobs", "artifacts", "control"),
-        tuple(rows),
-        "Counted from the stages that ran for one seed, warm starts included.",
-    )
-
-
-def trainings_of(records: Records, **cell: Any) -> list[Mapping[str, Any]]:
-    """The trainings that a method took, each once: its own, and those that it came from."""
-    ran = {record["stage"]: record for record in select(records, kind="stage")}
-    own = select(records, kind="stage", **cell)
-    return [ran[key] for key in dict.fromkeys(key for r in own for key in _trained(r, ran))]
-
-
-def time_table(experiment: Experiment, records: Records) -> Table:
-    """How long each method trained."""
-    rows = []
-    total = 0.0
-    for method in methods_of(experiment):
-        done = [
-            r["training"] for r in select(records, kind="stage", method=method) if r["training"]
-        ]
-        if done:
-            seconds = [t["seconds"] for t in done]
-            total += sum(seconds)
-            rows.append(
-                (
-                    method,
-                    str(len(done)),
-                    str(done[0]["epochs"]),
-                    mean_sd(seconds, 0),
-                    f"{sum(seconds) / 60:.0f}",
-                )
-            )
-    if rows:
-        rows.append(("all", "", "", "", f"{total / 60:.0f}"))
-    return Table(
-        "time",
-        "Training time",
-        ("method", "runs", "epochs", "seconds a run", "minutes in all"),
-        tuple(rows),
-        "Wall-clock of the process that trained; runs may have gone side by side, one thread each.",
-    )
-
-
-def _trained(record: Mapping[str, Any], ran: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The stages that had to be trained for one, itself first."""
-    chain = [record["stage"]] if record["recipe"] else []
-    parent = ran.get(record["parent"])
-    return chain + (_trained(parent, ran) if parent else [])

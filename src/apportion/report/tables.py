@@ -119,6 +119,75 @@ def times(latencies: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
+BY_MACS = (
+    "By MACs is the speed-up if every multiply-accumulate took the same time and nothing else took "
+    "any: an estimate, which models with much attention can pass."
+)
+INTERVAL = "in parentheses the widest of the seeds' 95 % intervals"
+
+
+def interval(latencies: Sequence[Mapping[str, Any]]) -> str:
+    """The widest of the seeds' 95 % intervals of a speed-up."""
+    if not latencies:
+        return "–"
+    low, high = min(r["low"] for r in latencies), max(r["high"] for r in latencies)
+    return f"{low:.2f} – {high:.2f}"
+
+
+def times_within(latencies: Sequence[Mapping[str, Any]]) -> str:
+    """Speed-up of some latencies with its interval."""
+    return f"{times(latencies)} ({interval(latencies)})" if latencies else "–"
+
+
+def processors(latencies: Iterable[Mapping[str, Any]]) -> str:
+    """What some latencies were measured on."""
+    names = (
+        r.get("device_name", f"{r['machine']['processor']} ({r['machine']['capability']})")
+        for r in latencies
+    )
+    return " and ".join(dict.fromkeys(names))
+
+
+def speed_note(against: str, latencies: Sequence[Mapping[str, Any]]) -> str:
+    """What to know of the speeds in a table of budgets, if it has any."""
+    if not latencies:
+        return ""
+    padded = ", rows padded" * any("protocol" in r for r in latencies)
+    return (
+        f"Speed is against {against}, one thread{padded}, {processors(latencies)}; {INTERVAL}. "
+        f"{BY_MACS}"
+    )
+
+
+def of_medians(latencies: Iterable[Mapping[str, Any]], records: Records) -> str:
+    """The dense model's median time over that of some latencies, seed by seed.
+
+    Records that do not hold it are of a run whose dense model has a record of its own.
+    """
+    dense = {
+        _run_of(r): r["median_ms"]
+        for r in records
+        if r["kind"] == "latency" and r["form"] == "dense"
+    }
+    ratios = []
+    for record in latencies:
+        if "of_medians" in record:
+            ratios.append(record["of_medians"])
+        elif _run_of(record) in dense:
+            ratios.append(dense[_run_of(record)] / record["median_ms"])
+    return mean_sd(ratios, 2).replace(" ±", "x ±") + ("x" if len(ratios) == 1 else "")
+
+
+def _run_of(latency: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(latency.get(name) for name in ("stage", "protocol", "device", "batch"))
+
+
+def over_fused(latencies: Iterable[Mapping[str, Any]]) -> str:
+    """Speed-up of some latencies against the dense model with fused sums, with its interval."""
+    found = [r["over_fused"] for r in latencies if "over_fused" in r]
+    return f"{times(found)} ({interval(found)})" if found else "–"
+
+
 def seeds_of(records: Records, method: str | None) -> str:
     """How many runs a number stands for, in words."""
     count = len({(r["data_seed"], r["seed"]) for r in select(records, kind="point", method=method)})

@@ -21,7 +21,7 @@ def show(tables: Sequence[Table], as_json: bool = False) -> None:
         )
         return
     # A pipe has no width: wide enough that no cell is broken.
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = Console(width=None if sys.stdout.isatty() else 240)
     for table in tables:
         shown = RichTable(title=table.title, title_justify="left", title_style="bold")
         for number, column in enumerate(table.columns):

@@ -21,7 +21,7 @@ class Split:
     """Rows of a task: the model's inputs by name, the labels, and the texts where there are any.
 
     Rows with an attention mask are stored padded to one length; a batch of them is only as wide
-    as its longest row.
+    as its longest row. Padding on the left is kept.
     """
 
     inputs: Mapping[str, Tensor]  # each [rows, …]
@@ -33,9 +33,24 @@ class Split:
 
     @cached_property
     def lengths(self) -> Tensor | None:
-        """Real tokens of each row [rows], where rows are padded."""
+        """Where the last real token of each row ends [rows], where rows are padded."""
         mask = self.inputs.get("attention_mask")
-        return None if mask is None else mask.sum(dim=1)
+        if mask is None:
+            return None
+        real = mask.bool()
+        empty = torch.nonzero(~real.any(dim=1))
+        if len(empty):
+            raise ValueError(
+                f"row {int(empty[0])} has no real token: its attention mask is all false"
+            )
+        # In bytes: this is as large as the rows themselves.
+        return real.shape[1] - real.flip(1).byte().argmax(dim=1)
+
+    def take(self, rows: Tensor) -> Split:
+        """The split of these rows alone, in this order."""
+        texts = None if self.texts is None else tuple(self.texts[row] for row in rows.tolist())
+        inputs = {name: values[rows] for name, values in self.inputs.items()}
+        return Split(inputs, self.labels[rows], texts)
 
     def batch(self, rows: Tensor, padded: bool = False) -> tuple[dict[str, Tensor], Tensor]:
         """The inputs and labels of some rows; `padded` keeps the width that they are stored in."""

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
-from apportion.records import write_text
+from apportion.files import write_text
 
 _LEAST_WORDS = 6  # shorter ones say too little to be told apart
 

@@ -45,6 +45,8 @@ class Marked:
                 f"distractors must be between 0 and the length {self.length}, "
                 f"not {self.distractors}"
             )
+        if self.seed < 0:
+            raise ValueError(f"the seed of the rows must be 0 or more, not {self.seed}")
         for name in ("train", "validation", "test"):
             if getattr(self, name) < 2:
                 raise ValueError(f"{name} needs at least 2 rows, not {getattr(self, name)}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 LONGEST = 131_072  # characters of a text: also where the csv module gives up
+_LONGEST_RECORD = 64 * LONGEST  # so that no file has to fit into memory
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ def read_csv(
     line, first = next(records, (1, None))
     if first is None:
         raise ValueError(f"{where} is empty")
-    if isinstance(first, BadRow) or any(map(_is_broken, first)):
-        problem = first.problem if isinstance(first, BadRow) else _NOT_UTF8
+    problem = first.problem if isinstance(first, BadRow) else _broken(*first)
+    if problem or isinstance(first, BadRow):
         raise ValueError(f"{where}, line {line}: {problem}")
     names = [name.strip() for name in first]
     wanted = [*text, *([label] if label else [])]
@@ -57,6 +58,9 @@ def read_csv(
         raise ValueError(
             f"{where}, line {line}: there is no column {missing[0]!r}; the columns are {columns}"
         )
+    twice = [name for name in wanted if names.count(name) > 1]
+    if twice and not bare:
+        raise ValueError(f"{where}, line {line}: there are two columns {twice[0]!r}")
     texts = list(range(1, len(names))) if bare else [names.index(name) for name in text]
     labels = 0 if bare else names.index(label) if label else None
     if bare:
@@ -75,17 +79,17 @@ def read_lines(stream: Iterable[str]) -> Iterator[Row | BadRow]:
         if len(line) > LONGEST:
             yield BadRow(number, f"a text of {len(line):,} characters; the most is {LONGEST:,}")
         elif line:
-            yield BadRow(number, _NOT_UTF8) if _is_broken(line) else Row(number, line)
-
-
-_NOT_UTF8 = "not UTF-8; save the file in that encoding"
+            problem = _broken(line)
+            yield BadRow(number, problem) if problem else Row(number, line)
 
 
 def _records(stream: Iterable[str]) -> Iterator[tuple[int, list[str] | BadRow]]:
     """The fields of each record with the line where it starts; blank lines are left out.
 
     A quote that is left open would swallow the lines after it: only its own line is lost, the
-    others are read again by themselves.
+    others are read again. Where a record broke, every line after its first began inside a quote:
+    another record that comes to such a line inside a quote breaks at the same place. So each of
+    them, but for the last, is a record by itself or none, and no line is read a third time.
     """
     lines = _Lines(stream)
     while True:
@@ -98,22 +102,33 @@ def _records(stream: Iterable[str]) -> Iterator[tuple[int, list[str] | BadRow]]:
                 lines.begin()
             return
         except csv.Error as error:
-            problem = f"not CSV: {error}"
-            if "field limit" in str(error):
-                problem = f"a text of more than {LONGEST:,} characters; is a quote left open?"
-            elif "unexpected end" in str(error):
-                problem = "a quote is left open"
+            problem = _problem(error)
             yield lines.start, BadRow(lines.start, problem)
-            lines.give_back_all_but_the_first()
+            for number, line in lines.between():
+                try:
+                    fields = next(csv.reader([line], strict=True), [])
+                except csv.Error as own:
+                    is_open = "unexpected end" in str(own)
+                    yield number, BadRow(number, problem if is_open else _problem(own))
+                else:
+                    if fields:
+                        yield number, fields
+
+
+def _problem(error: csv.Error) -> str:
+    if "field limit" in str(error):
+        return f"a text of more than {LONGEST:,} characters; is a quote left open?"
+    return "a quote is left open" if "unexpected end" in str(error) else f"not CSV: {error}"
 
 
 class _Lines:
-    """Lines that can be read again from the second of the current record on."""
+    """Lines of which the last can be read again."""
 
     def __init__(self, stream: Iterable[str]) -> None:
         self._stream = iter(stream)
-        self._again: list[str] = []  # the next one last
+        self._again: list[str] = []
         self._taken: list[str] = []
+        self._size = 0
         self.start = 1
 
     def __iter__(self) -> Iterator[str]:
@@ -122,17 +137,25 @@ class _Lines:
     def __next__(self) -> str:
         line = self._again.pop() if self._again else next(self._stream)
         self._taken.append(line)
+        self._size += len(line)
+        if self._size > _LONGEST_RECORD and len(self._taken) > 1:
+            raise csv.Error("field limit")
         return line
 
     def begin(self) -> None:
         """A record begins after what was taken so far."""
         self.start += len(self._taken)
-        self._taken = []
+        self._taken, self._size = [], 0
 
-    def give_back_all_but_the_first(self) -> None:
-        """What followed a broken line is read anew."""
-        self._again += reversed(self._taken[1:])
-        self._taken = self._taken[:1]
+    def between(self) -> list[tuple[int, str]]:
+        """The lines of a broken record after its first, with their numbers; the last is for later.
+
+        If it has only one, that is done with.
+        """
+        numbered = list(enumerate(self._taken, start=self.start))
+        self._again += self._taken[1:][-1:]
+        self._taken = self._taken[:-1] or self._taken
+        return numbered[1:-1]
 
 
 def _row(
@@ -141,8 +164,9 @@ def _row(
     if len(fields) != count:
         hint = "is a comma not quoted?" if len(fields) > count else "is one missing?"
         return BadRow(line, f"{len(fields)} fields in place of {count}; {hint}")
-    if any(map(_is_broken, fields)):
-        return BadRow(line, _NOT_UTF8)
+    problem = _broken(*fields)
+    if problem:
+        return BadRow(line, problem)
     text = " ".join(fields[n].strip() for n in texts).strip()
     if not text:
         return BadRow(line, "the text is empty")
@@ -155,6 +179,11 @@ def _row(
     return Row(line, text, fields[label].strip())
 
 
-def _is_broken(text: str) -> bool:
-    """Whether there are bytes in it that were not UTF-8, or those of another encoding."""
-    return "\0" in text or (not text.isascii() and any("\udc80" <= c <= "\udcff" for c in text))
+def _broken(*texts: str) -> str | None:
+    """What is wrong with texts that have bytes in them which are not those of text."""
+    for text in texts:
+        if not text.isascii() and any("\udc80" <= c <= "\udcff" for c in text):
+            return "not UTF-8; save the file in that encoding"
+    if any("\0" in text for text in texts):
+        return "a NUL byte, which no text has; save the file as text in UTF-8"
+    return None

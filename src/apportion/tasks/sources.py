@@ -6,12 +6,14 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from apportion.tasks.rows import LONGEST, BadRow, Row, open_text, read_csv
 
 _HUB_NAME = re.compile(r"([\w.-]*\w/)?\w[\w.-]*(:[\w.-]+)?")
+_PARTS = ("train", "val", "test")  # files of a folder, each .csv
 CLASS_NAMES = "classes.txt"  # beside the official files: the name of class 1, 2, …
 
 
@@ -46,15 +48,36 @@ class Source:
 
 
 def read_source(data: str, text: Sequence[str], label: str) -> Source:
-    """The rows in a folder or, where there is no such folder, of a dataset on the hub."""
+    """The rows in a folder or, where there is no such folder, of a dataset on the hub.
+
+    What was read last is remembered, and read again only if its files changed: a command asks for
+    the same rows in each of its steps.
+    """
     folder = Path(data).expanduser()
     if folder.is_dir():
-        return read_folder(folder, text, label)
+        return _folder_once(folder, tuple(text), label, _state_of(folder))
     if folder.exists():
         raise ValueError(f"{data} is a file; give the folder that holds train.csv")
     if not _HUB_NAME.fullmatch(data):
         raise ValueError(f"there is no folder {data}")
-    return read_hub(data, text, label)
+    return _hub_once(data, tuple(text), label)
+
+
+@lru_cache(maxsize=1)
+def _folder_once(folder: Path, text: tuple[str, ...], label: str, state: object) -> Source:
+    return read_folder(folder, text, label)
+
+
+@lru_cache(maxsize=1)
+def _hub_once(name: str, text: tuple[str, ...], label: str) -> Source:
+    return read_hub(name, text, label)
+
+
+def _state_of(folder: Path) -> tuple[object, ...]:
+    """Where the folder is, and what changes when one of the files of its rows does."""
+    paths = [folder / name for name in (*(f"{part}.csv" for part in _PARTS), CLASS_NAMES)]
+    states = [path.stat() if path.exists() else None for path in paths]
+    return folder.absolute(), *(s and (s.st_mtime_ns, s.st_size, s.st_ino) for s in states)
 
 
 def read_folder(folder: Path, text: Sequence[str], label: str) -> Source:
@@ -62,7 +85,7 @@ def read_folder(folder: Path, text: Sequence[str], label: str) -> Source:
     if not (folder / "train.csv").exists():
         raise ValueError(f"{folder} has no train.csv")
     parts: dict[str, Part] = {}
-    for name in ("train", "val", "test"):
+    for name in _PARTS:
         path = folder / f"{name}.csv"
         if path.exists():
             with open_text(path) as stream:
@@ -165,9 +188,16 @@ def _named(parts: dict[str, Part], path: Path) -> dict[str, Part]:
     labels = {row.label for part in parts.values() for row in part.rows}
     if not all(label.isdecimal() for label in labels):
         return parts  # they are names already
-    first = 0 if "0" in labels else 1
-    if max(map(int, labels)) - first >= len(names):
-        raise ValueError(f"{path.name} names {len(names)} classes, and there is a {max(labels)!r}")
+    numbers = sorted(map(int, labels))
+    first = 0 if numbers[0] == 0 else 1
+    if numbers[-1] - first >= len(names):
+        last = max(labels, key=int)
+        raise ValueError(f"{path.name} names {len(names)} classes, and there is a {last!r}")
+    if first == 1 and numbers[-1] < len(names):
+        raise ValueError(
+            f"{path.name} names {len(names)} classes, and there are labels from {numbers[0]} to "
+            f"{numbers[-1]}, which may be counted from 0 or from 1; use the names as labels"
+        )
 
     def named(row: Row) -> Row:
         return Row(row.line, row.text, names[int(row.label) - first])

@@ -17,6 +17,15 @@ from apportion.tasks.words import Words
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """The rows of a text task by split, before any of them is encoded."""
+
+    digest: str  # of all rows that there are
+    classes: tuple[str, ...]
+    rows: dict[str, list[Row]]
+
+
+@dataclass(frozen=True)
 class Text:
     """The numbers of one text task; the same numbers and data always give the same rows.
 
@@ -46,11 +55,13 @@ class Text:
             size = getattr(self, name)
             if size is not None and size < 2:
                 raise ValueError(f"{name} needs at least 2 rows, not {size}")
+        if self.seed < 0:
+            raise ValueError(f"the seed of the rows must be 0 or more, not {self.seed}")
         if not self.text:
             raise ValueError("text needs the name of at least one column")
 
-    def build(self, words: Words | None = None) -> Task:
-        """The task with its rows read, drawn and encoded: by these words, or by their own."""
+    def draw(self) -> Drawn:
+        """Its rows, read and drawn: complains of those that could not be trained on."""
         source = read_source(self.folder or self.data, self.text, self.label)
         digest = source.digest()
         if self.digest and digest != self.digest:
@@ -58,18 +69,22 @@ class Text:
                 f"the rows in {self.folder or self.data} are not those that were asked for: "
                 f"their digest is {digest}, not {self.digest}"
             )
-        classes = classes_of(source)
-        drawn = _draw(self, source)
-        texts = {name: tuple(row.text for row in rows) for name, rows in drawn.items()}
+        return Drawn(digest, classes_of(source), _draw(self, source))
+
+    def build(self, words: Words | None = None) -> Task:
+        """The task with its rows read, drawn and encoded: by these words, or by their own."""
+        drawn = self.draw()
+        classes = drawn.classes
+        texts = {name: tuple(row.text for row in rows) for name, rows in drawn.rows.items()}
         if words is None:
             words = Words.learn(texts["train"], self.length, self.vocabulary, self.min_count)
         number = {name: n for n, name in enumerate(classes)}
         splits = {}
-        for name, rows in drawn.items():
+        for name, rows in drawn.rows.items():
             labels = torch.tensor([number[row.label] for row in rows])
             encoded = words.encode(texts[name])
             splits[name] = Split(words.pad(encoded, self.length), labels, texts[name])
-        spec = {"kind": "text", **asdict(self), "digest": digest}
+        spec = {"kind": "text", **asdict(self), "digest": drawn.digest}
         del spec["folder"]  # of this machine, this time
         return Task(
             name="text",

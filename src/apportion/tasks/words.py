@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -29,6 +30,7 @@ class Words:
         unknown = tokenizer.token_to_id(_token(settings, "unk_token", UNKNOWN))
         if tokenizer.truncation is None or unknown is None or padding is None:
             raise ValueError("a tokenizer truncates, and has a token to pad and one for unknown")
+        check_processing(tokenizer)
         self._tokenizer = tokenizer
         self.padding: int = padding
         self.unknown: int = unknown
@@ -59,6 +61,11 @@ class Words:
     def __len__(self) -> int:
         return int(self._tokenizer.get_vocab_size())
 
+    @property
+    def highest(self) -> int:
+        """The highest number of a token."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text: one at least, `length` at most."""
         encoded = self._tokenizer.encode_batch_fast(list(texts))
@@ -73,6 +80,7 @@ class Words:
         """The inverse of `to_json`."""
         try:
             tokenizer = Tokenizer.from_str(text)
+            tokenizer.no_padding()  # `pad` does it
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"not a tokenizer: {error}") from None
         return cls(tokenizer, settings)
@@ -84,6 +92,29 @@ class Words:
         ids = np.full(mask.shape, self.padding, dtype=np.int32)
         ids[mask] = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=lengths.sum())
         return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+
+
+def check_processing(tokenizer: Tokenizer) -> None:
+    """Complains of settings at which the library would end the program once a text is read."""
+    truncation, around = tokenizer.truncation, 0
+    if tokenizer.post_processor is not None:
+        for template in _templates(json.loads(tokenizer.post_processor.__getstate__())):
+            named = [piece.get("SpecialToken", {}).get("id") for piece in template["single"]]
+            named += [piece.get("SpecialToken", {}).get("id") for piece in template["pair"]]
+            missing = [name for name in named if name and name not in template["special_tokens"]]
+            if missing:
+                raise ValueError(f"the tokenizer puts {missing[0]} around a text, and has no such")
+        around = tokenizer.num_special_tokens_to_add(False)
+    if truncation and truncation["stride"] >= max(1, truncation["max_length"] - around):
+        raise ValueError(f"the tokenizer truncates with a stride of {truncation['stride']}")
+
+
+def _templates(processor: Any) -> Iterator[Any]:
+    """What puts tokens around a text, by itself or among others."""
+    if processor.get("type") == "TemplateProcessing":
+        yield processor
+    for part in processor.get("processors", ()):
+        yield from _templates(part)
 
 
 def _token(settings: Mapping[str, Any] | None, name: str, ours: str) -> str:
