@@ -136,21 +136,26 @@ def load(folder: str | Path) -> Checkpoint:
     """
     folder = Path(folder)
     while True:
-        before = _identity(folder)
+        before = _identities(folder)
         try:
             return _load(_present(folder))
-        except ValueError:
-            if _identity(folder) == before:
+        except (ValueError, OSError):
+            if _identities(folder) == before:
                 raise
             # It was replaced by another save while it was read.
 
 
-def _identity(folder: Path) -> tuple[int, int] | None:
-    try:
-        found = folder.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+def _identities(folder: Path) -> list[tuple[int, int, int] | None]:
+    """What tells the folder, and the one that it replaces, from those of another save."""
+    found: list[tuple[int, int, int] | None] = []
+    for path in (folder, _previous(folder)):
+        try:
+            status = path.stat()
+        except OSError:
+            found.append(None)
+        else:  # the number of a folder that was removed is soon given to another one
+            found.append((status.st_dev, status.st_ino, status.st_ctime_ns))
+    return found
 
 
 def _load(folder: Path) -> Checkpoint:
