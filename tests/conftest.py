@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from apportion.backbones.encoder import Encoder, EncoderConfig
-from apportion.tasks import Task
-from apportion.tasks.marked import Marked
+from apportion.data.marked import Marked
+from apportion.data.task import Task
+from apportion.models.encoder import Encoder, EncoderConfig
 
 # A busy machine is slow, not wrong.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -11,15 +11,15 @@ import pytest
 from code_links import linked
 from typer.main import get_command
 
-from apportion import records
 from apportion.cli import app
-from apportion.cli.making import results_of
-from apportion.driver import unfinished
-from apportion.experiment import current, read_experiment
-from apportion.report.markdown import fill
-from apportion.report.reproduction import Ran, markdown, reproduction_tables, sections_of
-from apportion.report.study import study_tables
-from apportion.reproduction import Settings, read_plan, study_experiment
+from apportion.cli.running import results_of
+from apportion.study import records
+from apportion.study.driver.local_driver import unfinished
+from apportion.study.experiment import current, read_experiment
+from apportion.study.paper import Settings, read_plan, study_experiment
+from apportion.study.report.markdown import fill
+from apportion.study.report.paper_tables import Ran, markdown, reproduction_tables, sections_of
+from apportion.study.report.study_tables import study_tables
 
 HOME = Path(__file__).parent.parent
 PAGES = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]

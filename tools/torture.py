@@ -44,15 +44,15 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from apportion import cli
-from apportion.backbones.encoder import Encoder, EncoderConfig
-from apportion.backbones.hub import load_words
-from apportion.checkpoint import Checkpoint, load, read_manifest, save
-from apportion.cli.checkpoints import inspect
-from apportion.cli.prediction import predict
-from apportion.elastic import Elastic
-from apportion.recipes import BUDGETED
-from apportion.sites import find_sites
-from apportion.tasks.words import Words
+from apportion.cli.folders import inspect
+from apportion.cli.predict import predict
+from apportion.data.tokenizer import Words
+from apportion.elastic.checkpoint import Checkpoint, load, read_manifest, save
+from apportion.elastic.elastic import Elastic
+from apportion.models.encoder import Encoder, EncoderConfig
+from apportion.models.hub import load_words
+from apportion.models.sites import find_sites
+from apportion.training.recipes import BUDGETED
 
 MANIFEST, CARD = "apportion.json", "README.md"
 CLASSES = ["bad", "good"]

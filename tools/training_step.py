@@ -14,12 +14,12 @@ import statistics
 import subprocess
 import sys
 
-from apportion.benchmark import median_interval
+from apportion.serving.timing import median_interval
 
 STEP = """
 import time, torch
-from apportion.allocator import keep_freed_memory
-from apportion.backbones.hub import load_model
+from apportion.training.allocator import keep_freed_memory
+from apportion.models.hub import load_model
 torch.set_num_threads(1)
 keep_freed_memory()
 model = load_model("minilm", ("a", "b", "c", "d"), seed=0).train()

@@ -3,22 +3,22 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from apportion.autoclasses import register_when_imported
+from apportion.models.autoclasses import register_when_imported
 
 if TYPE_CHECKING:
-    from apportion.allocation import allocate
-    from apportion.benchmark import measure
-    from apportion.checkpoint import Checkpoint, load, save
-    from apportion.elastic import Elastic
-    from apportion.evaluation import evaluate, sweep
-    from apportion.heads import HeadMask, prune_heads
-    from apportion.progress import training_bar
-    from apportion.recipes import Recipe, recipe
-    from apportion.repairing import repair
-    from apportion.skipping import Skipping
-    from apportion.surgery import cut
-    from apportion.training import fit
-    from apportion.units import Allocation, Units
+    from apportion.elastic.checkpoint import Checkpoint, load, save
+    from apportion.elastic.elastic import Elastic
+    from apportion.elastic.evaluation import evaluate, sweep
+    from apportion.elastic.head_mask import HeadMask, prune_heads
+    from apportion.elastic.repairing import repair
+    from apportion.method.allocation import allocate
+    from apportion.method.units import Allocation, Units
+    from apportion.models.surgery import cut
+    from apportion.serving.skipping import Skipping
+    from apportion.serving.timing import measure
+    from apportion.training.loop import fit
+    from apportion.training.progress import training_bar
+    from apportion.training.recipes import Recipe, recipe
 
 __version__ = "0.1.0"
 
@@ -46,25 +46,25 @@ __all__ = [
 
 # The room of each public name; it is imported when the name is first used, for torch takes seconds.
 _ROOMS = {
-    "Allocation": "units",
-    "Checkpoint": "checkpoint",
-    "Elastic": "elastic",
-    "HeadMask": "heads",
-    "Recipe": "recipes",
-    "Skipping": "skipping",
-    "Units": "units",
-    "allocate": "allocation",
-    "cut": "surgery",
-    "evaluate": "evaluation",
-    "fit": "training",
-    "load": "checkpoint",
-    "measure": "benchmark",
-    "prune_heads": "heads",
-    "recipe": "recipes",
-    "repair": "repairing",
-    "save": "checkpoint",
-    "sweep": "evaluation",
-    "training_bar": "progress",
+    "Allocation": "method.units",
+    "Checkpoint": "elastic.checkpoint",
+    "Elastic": "elastic.elastic",
+    "HeadMask": "elastic.head_mask",
+    "Recipe": "training.recipes",
+    "Skipping": "serving.skipping",
+    "Units": "method.units",
+    "allocate": "method.allocation",
+    "cut": "models.surgery",
+    "evaluate": "elastic.evaluation",
+    "fit": "training.loop",
+    "load": "elastic.checkpoint",
+    "measure": "serving.timing",
+    "prune_heads": "elastic.head_mask",
+    "recipe": "training.recipes",
+    "repair": "elastic.repairing",
+    "save": "elastic.checkpoint",
+    "sweep": "elastic.evaluation",
+    "training_bar": "training.progress",
 }
 
 if not TYPE_CHECKING:  # a type checker has the names from above, and finds those that are wrong

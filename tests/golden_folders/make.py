@@ -16,11 +16,11 @@ import torch
 from pretrained import write_classifier
 from texts import CLUES
 
-from apportion.backbones.hub import words_of_folder
-from apportion.backbones.reloading import load_folder
-from apportion.checkpoint import Checkpoint, save
-from apportion.elastic import Elastic
-from apportion.surgery import cut
+from apportion.elastic.checkpoint import Checkpoint, save
+from apportion.elastic.elastic import Elastic
+from apportion.models.hub import words_of_folder
+from apportion.models.reloading import load_folder
+from apportion.models.surgery import cut
 
 HERE = Path(__file__).parent
 IDS = torch.tensor([[2, 5, 9, 20, 21, 8, 3], [2, 24, 6, 7, 30, 10, 3]])

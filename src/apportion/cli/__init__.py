@@ -3,24 +3,24 @@
 try:
     # In the order in which `--help` names them.
     from apportion.cli import (  # isort: skip
-        training,
-        conversion,
-        checkpoints,
-        prediction,
-        experiments,
+        train,
+        convert,
+        folders,
+        predict,
+        studies,
         reproduce,
     )
-    from apportion.cli.app import app, main
+    from apportion.cli.main import app, main
 except KeyboardInterrupt:  # imports take seconds
     raise SystemExit(130) from None
 
 __all__ = [
     "app",
-    "checkpoints",
-    "conversion",
-    "experiments",
+    "convert",
+    "folders",
     "main",
-    "prediction",
+    "predict",
     "reproduce",
-    "training",
+    "studies",
+    "train",
 ]

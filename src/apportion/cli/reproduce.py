@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apportion.cli.app import AsJson, app, err
+from apportion.cli.main import AsJson, app, err
 
 if TYPE_CHECKING:
-    from apportion.report.reproduction import Ran, Section
-    from apportion.report.tables import Table
-    from apportion.reproduction import PaperTable, Plan, Settings
+    from apportion.study.paper import PaperTable, Plan, Settings
+    from apportion.study.report.paper_tables import Ran, Section
+    from apportion.study.report.tables import Table
 
 
 @app.command(
@@ -87,12 +87,12 @@ def reproduce(
     Warm starts are shared between tables. Killed at any moment, the same command goes on where it
     was. The report is one page (report.html), the same in Markdown, and figures as SVG and PNG.
     """
+    from apportion.data.stand_ins import write_docstrings
     from apportion.files import holding, write_text
-    from apportion.report.markdown import fill
-    from apportion.report.reproduction import reproduction_tables, sections_of, write_report
-    from apportion.report.terminal import show
-    from apportion.reproduction import QUICK, read_plan
-    from apportion.tasks.docstrings import write_docstrings
+    from apportion.study.paper import QUICK, read_plan
+    from apportion.study.report.markdown import fill
+    from apportion.study.report.paper_tables import reproduction_tables, sections_of, write_report
+    from apportion.study.report.terminal import show
 
     if not file.exists():
         raise ValueError(
@@ -154,8 +154,8 @@ def _settings(
     place: Path,
 ) -> Settings:
     """The options as values, checked against the plan."""
-    from apportion.reproduction import Settings
-    from apportion.tasks.sources import read_source
+    from apportion.data.sources import read_source
+    from apportion.study.paper import Settings
 
     if quick and hub:
         raise ValueError("--quick runs on what is here, --hub downloads: choose one of them")
@@ -212,9 +212,9 @@ def _studies(
 
     If all tables are wanted, so are all stages; else those that the chosen ones need.
     """
-    from apportion import experiment, records
-    from apportion.report.reproduction import Ran
-    from apportion.reproduction import lacking_extras, part_of, study_experiment
+    from apportion.study import experiment, records
+    from apportion.study.paper import lacking_extras, part_of, study_experiment
+    from apportion.study.report.paper_tables import Ran
 
     ran = {}
     for study in plan.studies:
@@ -240,10 +240,10 @@ def _run(
     jobs: int,
 ) -> list[str]:
     """Runs what has no records yet, study by study; the names of those that failed."""
-    from apportion import driver
-    from apportion.progress import Overview
-    from apportion.report.reproduction import expected_seconds
-    from apportion.tasks.text import Text
+    from apportion.data.text import Text
+    from apportion.study.driver import local_driver as driver
+    from apportion.study.report.paper_tables import expected_seconds
+    from apportion.training.progress import Overview
 
     todo = []
     for name, of in ran.items():
@@ -277,9 +277,9 @@ def _pieces(
     chosen: Sequence[PaperTable], ran: Sequence[Ran]
 ) -> tuple[dict[str, set[str]], set[str]]:
     """The pieces of work of each table, and those that are done."""
-    from apportion import driver
-    from apportion.report.reproduction import stages_of
-    from apportion.reproduction import timing_of
+    from apportion.study.driver import local_driver as driver
+    from apportion.study.paper import timing_of
+    from apportion.study.report.paper_tables import stages_of
 
     tables: dict[str, set[str]] = {}
     done: set[str] = set()
@@ -304,9 +304,9 @@ def _pieces(
 
 def _list(plan: Plan, chosen: Sequence[PaperTable], how: Settings) -> Table:
     """What each table needs, and how long it took where the plan's own records were made."""
-    from apportion.report.reproduction import Ran, expected_seconds
-    from apportion.report.tables import Table
-    from apportion.reproduction import lacking_extras, part_of, study_experiment
+    from apportion.study.paper import lacking_extras, part_of, study_experiment
+    from apportion.study.report.paper_tables import Ran, expected_seconds
+    from apportion.study.report.tables import Table
 
     rows: list[tuple[str, ...]] = []
     for table in chosen:

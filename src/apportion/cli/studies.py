@@ -1,0 +1,89 @@
+"""Commands that take an experiment file: run, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from apportion.cli.main import AsJson, app, err
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="An experiment file (TOML).", show_default=False)],
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder for checkpoints. \\[default: runs/NAME]")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the texts of its task, if not where the file says."),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--model", help="Folder of its pretrained model, if not where the file says."),
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Stages to run side by side, one process each.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment file: train what has no records yet, measure, append to its records.
+
+    Records go to results/NAME.jsonl beside the file. A stage whose records are there is not run
+    again; a killed run goes on where it was.
+    """
+    from apportion.cli.running import results_of, run_plan
+    from apportion.study.experiment import read_experiment
+    from apportion.study.report.goal_tables import goal_table
+    from apportion.study.report.study_tables import budget_table
+    from apportion.study.report.terminal import show
+
+    plan = read_experiment(file, data, weights)
+    have = run_plan(plan, runs or Path("runs") / plan.name, results_of(file), jobs)
+    show([t for t in (goal_table(plan, have), budget_table(plan, have)) if t.rows], as_json)
+
+
+@app.command()
+def report(
+    file: Annotated[
+        Path,
+        typer.Argument(help="An experiment file, or the folder of a training.", show_default=False),
+    ],
+    page: Annotated[
+        Path | None, typer.Option("--out", help="The page. \\[default: report.html beside FILE]")
+    ] = None,
+    into: Annotated[
+        list[Path] | None,
+        typer.Option("--fill", help="A Markdown file whose marked tables are written anew."),
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Folder for the figures as SVG files.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the report page of an experiment from its records, and print its tables."""
+    from apportion.cli.running import results_of
+    from apportion.files import write_text
+    from apportion.study import experiment, records
+    from apportion.study.report.figures import study_figures
+    from apportion.study.report.markdown import fill
+    from apportion.study.report.page import write_page
+    from apportion.study.report.study_tables import study_tables
+    from apportion.study.report.terminal import show
+
+    file = file / "experiment.toml" if file.is_dir() else file
+    plan = experiment.read_experiment(file)
+    have = experiment.current(plan, records.read(results_of(file)))
+    where = page or file.with_name("report.html")
+    tables = study_tables(plan, have)
+    filled = {
+        target: fill(target.read_text(encoding="utf-8"), plan.name, tables) for target in into or ()
+    }
+    write_page(plan, have, where)
+    for target, text in filled.items():
+        write_text(target, text)
+    if figures:
+        for picture in study_figures(plan, have):
+            write_text(figures / f"{plan.name}-{picture.name}.svg", picture.svg())
+    show(tables, as_json)
+    err.print(f"report: {where}", highlight=False)

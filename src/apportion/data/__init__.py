@@ -1,0 +1,1 @@
+"""Rows and tokens: what a model is trained, measured and asked on."""

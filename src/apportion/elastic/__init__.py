@@ -1,0 +1,1 @@
+"""A model with a knob: wrap, score, repair, evaluate, save."""

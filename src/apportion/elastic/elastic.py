@@ -1,0 +1,260 @@
+"""Elastic: a model with its gates, answering each call at the budget that is asked for (Eq. 2)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from apportion.method.allocation import allocate, buying_order, pays_floor, straight_through
+from apportion.method.gates import Gates, check_budget, check_budgets
+from apportion.method.units import Allocation
+from apportion.models.sites import BLOCK, find_sites, units_of
+from apportion.models.surgery import arrange, cut
+
+Mode = Literal["soft", "hard", "straight-through"]
+MODES: tuple[Mode, ...] = ("soft", "hard", "straight-through")
+OwnForm = Literal["soft", "hard", "nested"]  # what a model was made for
+
+# The gates of the call that is running. A context variable, so that threads that ask one model
+# for different budgets each see their own.
+_gates_of_this_call: ContextVar[Tensor | None] = ContextVar("gates_of_this_call", default=None)
+
+
+class Elastic(nn.Module):
+    """A copy of a model whose units open and close with the budget.
+
+    õ_u = z_u(B) · o_u, at the input of each output projection, where the outputs of the units
+    still stand side by side: no forward code is copied, and any attention kernel will do.
+
+    It knows how it is to be asked: a call that does not say more gets its form and its floor, and
+    a budget below its lowest is refused.
+    """
+
+    floor: int  # units of each layer and kind that stay whatever the budget
+    lowest: float | None  # the smallest budget that it was made for, if that is known
+
+    def __init__(
+        self,
+        model: nn.Module,
+        kinds: Sequence[str] = ("heads",),
+        length: int = 128,
+        tau: float = 1.0,
+        block: int = BLOCK,
+    ) -> None:
+        super().__init__()
+        if any(isinstance(module, Elastic) for module in model.modules()):
+            raise ValueError("the model is elastic already")
+        check_computed_once(model)
+        self.model = plain_copy(model)
+        self.kinds = tuple(kinds)
+        self.length = length  # where the units' costs are taken
+        self.block = block
+        sites = find_sites(self.model, kinds, block)
+        self.units = units_of(sites, length)
+        self.gates = Gates(self.units, tau)
+        self._form: OwnForm = "soft"
+        self.floor, self.lowest = 0, None
+        for site in sites:
+            if site.count:
+                span = self.units.spans[site.layer, site.kind]
+                module = self.model.get_submodule(site.output)
+                module.register_forward_pre_hook(_Gating(span, site.width))
+
+    @property
+    def form(self) -> OwnForm:
+        """What it was made for: soft gates, hard masks, or one nested order of its units."""
+        return self._form if self.gates.order is None else "nested"
+
+    def made_for(self, form: OwnForm, floor: int = 0, lowest: float | None = None) -> Elastic:
+        """This model, told how it is to be asked from now on."""
+        if form not in get_args(OwnForm):
+            known = ", ".join(get_args(OwnForm))
+            raise ValueError(f"a model's form is one of {known}, not {form!r}")
+        if (form == "nested") != (self.form == "nested"):
+            raise ValueError(
+                "a nested model needs one order for all budgets; `nested()` returns one that has it"
+                if form == "nested"
+                else f"a nested model has one order for all budgets, and can't be made {form}"
+            )
+        if not isinstance(floor, int) or isinstance(floor, bool):
+            raise ValueError(f"a floor is a whole number of units, not {floor!r}")
+        smallest = check_budget(1.0 if lowest is None else lowest)
+        # Complains of a floor that a layer does not have, or that the smallest budget can't pay.
+        allocate(self.gates.scores(smallest), self.units, smallest, floor)
+        self._form, self.floor = form, floor
+        self.lowest = None if lowest is None else smallest
+        return self
+
+    def forward(
+        self,
+        *args: Any,
+        budget: float | Tensor | None = None,
+        mode: Mode | None = None,
+        floor: int | None = None,
+        allocation: Allocation | None = None,
+        z: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """What the model returns with its units gated.
+
+        By the budget, in its own form or in one of the modes (soft takes a budget an example too);
+        or by an allocation; or by gates z that are given, a number a unit; or, with none of them,
+        not at all: then this is the original model.
+        """
+        if allocation is not None:
+            if allocation.units.members != self.units.members:
+                raise ValueError("the allocation is of units of another model")
+            z = allocation.mask().to(self.gates.a.device)
+        elif budget is not None:
+            z = self.opening(budget, mode, floor)
+        elif z is not None:
+            self._check_gates(z)
+        if z is not None and self.training and torch.is_grad_enabled():
+            check_computed_once(self.model)
+        token = _gates_of_this_call.set(z)
+        try:
+            return self.model(*args, **kwargs)
+        finally:
+            _gates_of_this_call.reset(token)
+
+    def opening(
+        self, budget: float | Tensor, mode: Mode | None = None, floor: int | None = None
+    ) -> Tensor:
+        """How far each unit is open: z(B), its top k as 0 and 1, or those with z's gradient."""
+        mode = self._mode(mode)
+        if mode == "soft" and isinstance(budget, Tensor) and budget.dim():
+            several: Tensor = self.gates(check_budgets(budget, self.lowest))
+            return several
+        budget = check_budget(budget, self.lowest)
+        if mode == "hard":
+            return self.allocation(budget, floor).mask().to(self.gates.a)
+        z: Tensor = self.gates(budget)
+        if mode == "soft":
+            return z
+        return straight_through(z, self.allocation(budget, floor).mask().to(z))
+
+    def cost(
+        self, budget: float | Tensor, mode: Mode | None = None, floor: int | None = None
+    ) -> Tensor:
+        """C(B), differentiable where its gates are."""
+        return self.gates.cost(self.opening(budget, mode, floor))
+
+    @torch.no_grad()
+    def allocation(self, budget: float, floor: int | None = None) -> Allocation:
+        """The units that a budget buys by the gates' own scores."""
+        budget = check_budget(budget, self.lowest)
+        floor = self.floor if floor is None else floor
+        if self.gates.a.is_meta:
+            raise ValueError("a model on the meta device has no weights to choose its units by")
+        return allocate(self.gates.scores(budget), self.units, budget, floor)
+
+    @torch.no_grad()
+    def within(self, budgets: Sequence[float]) -> tuple[float, ...]:
+        """Those of some budgets that it was made for, from its smallest one up."""
+        if self.lowest is not None and self.lowest > min(budgets):
+            budgets = (self.lowest, *(budget for budget in budgets if budget > self.lowest))
+        return tuple(
+            budget
+            for budget in budgets
+            if pays_floor(self.gates.scores(budget), self.units, budget, self.floor)
+        )
+
+    def _mode(self, mode: Mode | None) -> Mode:
+        """The mode that is asked for, or the model's own."""
+        if mode is None:
+            return "soft" if self.form == "soft" else "hard"
+        if mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+        if self.form == "nested" and mode != "hard":
+            raise ValueError(f"a nested model was never made to be {mode}; it answers hard")
+        return mode
+
+    def _check_gates(self, z: Tensor) -> None:
+        """Refuses gates that are given and are not a number for each unit."""
+        if not isinstance(z, Tensor) or z.dim() not in (1, 2) or z.shape[-1] != len(self.units):
+            given = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
+            raise ValueError(
+                f"z is a tensor with a number for each of the {len(self.units)} units, not {given}"
+            )
+
+    @torch.no_grad()
+    def nested(self, scores: Tensor | None = None) -> Elastic:
+        """A new elastic model that buys its units in one order, whatever the budget.
+
+        By these scores, or by its gates at a budget of 1/2. The units of each layer are put in that
+        order, so that every budget keeps the first of them: the first rows and columns of each
+        matrix. What it computes with all units open does not change.
+        """
+        scores = self.gates(0.5) if scores is None else scores
+        order, _ = buying_order(scores, self.units)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order))
+        spans = self.units.spans.values()
+        before = torch.cat([torch.arange(s.start, s.stop)[place[s].argsort()] for s in spans])
+        after = torch.empty_like(before)  # where a unit stands now
+        after[before] = torch.arange(len(before))
+        model = arrange(self.plain(), self.units, before)
+        made = Elastic(model, self.kinds, self.length, self.gates.tau, self.block)
+        made.gates.a.copy_(self.gates.a[before])
+        made.gates.s.copy_(self.gates.s[before])
+        made.gates.fix_order(after[order])
+        made.floor = self.floor  # the budgets that it was made for are another model's
+        return made.to(self.gates.a.device).train(self.training)
+
+    def cut(self, budget: float, floor: int | None = None) -> nn.Module:
+        """A smaller plain model for one budget."""
+        return cut(self.plain(), self.allocation(budget, floor))
+
+    def plain(self) -> nn.Module:
+        """A copy of the model inside, without gates."""
+        return plain_copy(self.model)
+
+
+def plain_copy(model: nn.Module) -> nn.Module:
+    """A copy of a model without any gating hooks."""
+    plain = copy.deepcopy(model)
+    for module in plain.modules():
+        hooks = module._forward_pre_hooks
+        for key in [key for key, hook in hooks.items() if isinstance(hook, _Gating)]:
+            del hooks[key]
+    return plain
+
+
+def check_computed_once(model: nn.Module) -> None:
+    """Refuses layers that backward computes again: their call, and its gates, would be gone."""
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        raise ValueError(
+            "the model has gradient checkpointing, which computes layers again without their "
+            "gates; switch it off: `model.gradient_checkpointing_disable()`"
+        )
+
+
+def plain_of(model: nn.Module) -> nn.Module:
+    """What is inside an elastic model, to be looked at and not changed; any other as it is."""
+    return model.model if isinstance(model, Elastic) else model
+
+
+class _Gating:
+    """Scales each unit's columns of a module's input by the gates of the call."""
+
+    def __init__(self, span: slice, width: int) -> None:
+        self.span = span
+        self.width = width
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        gates = _gates_of_this_call.get()
+        if gates is None:
+            return None
+        z = gates[..., self.span].to(args[0].dtype)
+        z = z.repeat_interleave(self.width, dim=-1)  # [(batch,) columns]
+        if z.dim() == 2:
+            rows = args[0].shape[0]
+            if len(z) not in (1, rows):
+                raise ValueError(f"{rows} rows need one budget, or {rows} of them, not {len(z)}")
+            z = z[:, None, :]
+        return (args[0] * z, *args[1:])

@@ -1,0 +1,184 @@
+"""Sources of scores other than learned gates, each a tensor [units] for `allocate`."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from apportion.data.task import Split, Task
+from apportion.elastic.elastic import Elastic
+from apportion.elastic.evaluation import logits_of
+from apportion.method.units import Units
+from apportion.models.activations import attention_names, layer_names, recalling, remembering
+
+Progress = Callable[[int, int], None]  # told how much is done, and how much there is
+SCORED_ROWS = 1000  # training rows that a gradient is taken over
+_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores of the units, and what it took to get them."""
+
+    scores: Tensor
+    facts: Mapping[str, Any]
+
+
+def loss_increase(model: Elastic, split: Split, progress: Progress | None = None) -> Scored:
+    """How much the loss on a split rises when each unit alone is switched off.
+
+    The paper's post-hoc baseline; the split is validation, never test. What lies below a unit
+    does not change when it is switched off, so it is computed once for all of them.
+    """
+    model = copy.deepcopy(model).eval()
+    units = model.units
+    layers, attentions = layer_names(model.model), attention_names(model.model)
+    rises = torch.zeros(len(units), dtype=torch.float64)
+    whole_seconds, seconds = 0.0, 0.0
+    with torch.inference_mode():
+        for inputs, labels in _told(model, split, progress):
+            started = time.perf_counter()
+            with remembering(model.model, (*layers, *attentions.values())) as seen:
+                whole = _loss(model, inputs, labels, torch.ones(len(units)))
+            whole_seconds += time.perf_counter() - started
+            for layer in {unit.layer: None for unit in units}:
+                below = [*layers[:layer], *([attentions[layer]] if layer in attentions else [])]
+                with recalling(model.model, {name: seen[name] for name in below}):
+                    for position, unit in enumerate(units):
+                        if unit.layer == layer:
+                            z = torch.ones(len(units))
+                            z[position] = 0.0
+                            rises[position] += float(_loss(model, inputs, labels, z) - whole)
+            seconds += time.perf_counter() - started
+        padded_seconds = _time_padded(model, split)
+    facts = {
+        "passes": len(units),
+        "threads": torch.get_num_threads(),
+        "seconds": round(seconds, 1),
+        # Of the time that a whole pass for each unit takes: over the same batches, where rows of
+        # like length are together, and over rows that are all padded to the whole length.
+        "share_of_passes": round(seconds / (whole_seconds * len(units)), 4),
+        "share_of_padded_passes": round(seconds / (padded_seconds * len(units)), 4),
+    }
+    return Scored(rises / len(split), facts)
+
+
+def _time_padded(model: Elastic, split: Split) -> float:
+    """Seconds of a whole pass over padded rows, from a few batches of them."""
+    rows = torch.split(torch.arange(len(split)), _BATCH)[:4]
+    batches = [_moved(model, *split.batch(part, padded=True)) for part in rows]
+    started = time.perf_counter()
+    for inputs, labels in batches:
+        _loss(model, inputs, labels, torch.ones(len(model.units)))
+    return (time.perf_counter() - started) * len(split) / sum(map(len, rows))
+
+
+def squared_gradient(model: Elastic, split: Split, progress: Progress | None = None) -> Scored:
+    """Σ over rows of (∂loss/∂z_u)², with all gates open: how much the loss bends at each unit.
+
+    Of training rows; no unit has to be switched off, so it costs about two passes in all.
+    """
+    model = copy.deepcopy(model).eval().requires_grad_(False)
+    scores = torch.zeros(len(model.units), dtype=torch.float64)
+    rows = torch.arange(min(SCORED_ROWS, len(split)))
+    started = time.perf_counter()
+    for inputs, labels in _told(model, split.take(rows), progress):
+        # A gate an example, so that gradients are squared before they are summed.
+        z = torch.ones(len(labels), len(model.units), requires_grad=True)
+        (gradient,) = torch.autograd.grad(_loss(model, inputs, labels, z), z)
+        scores += gradient.double().square().sum(dim=0)
+    facts = {"rows": len(rows), "seconds": round(time.perf_counter() - started, 1)}
+    return Scored(scores / len(rows), facts)
+
+
+def random(units: Units, seed: int) -> Scored:
+    """Scores that mean nothing: the floor that every method has to beat."""
+    return Scored(torch.rand(len(units), generator=torch.Generator().manual_seed(seed)), {})
+
+
+def learned(teacher: Elastic | None) -> Scored:
+    """What another model's gates learned, as scores for this one: is the order alone worth it?"""
+    if teacher is None:
+        raise ValueError("what gates learned needs a teacher that has them")
+    return Scored(teacher.gates(0.5).detach(), {})
+
+
+def uniform(scored: Scored, units: Units) -> Scored:
+    """The same share of every layer and kind, the best of each: what a cut by hand would keep."""
+    scores = torch.empty(len(units), dtype=torch.float64)
+    for span in units.spans.values():
+        place = scored.scores[span].argsort(descending=True, stable=True).argsort()
+        # Bought by score per cost, so all layers lose their last unit before any loses two.
+        scores[span] = (1.0 - (place + 0.5) / len(place)) * units.shares[span]
+    return Scored(scores, scored.facts)
+
+
+def nest(model: Elastic, score: Callable[[Elastic], Scored]) -> tuple[Elastic, Scored]:
+    """A nested elastic model with the scores of its units, in the order in which they stand now.
+
+    Neurons are scored one by one and sorted, so that a block holds those that are wanted alike.
+    """
+    fine = Elastic(model.plain(), model.kinds, model.length, model.gates.tau, block=1)
+    scored = score(fine)
+    arranged = fine.nested(scored.scores * fine.units.shares)  # inside a layer, by score alone
+    sorted_scores = torch.cat(
+        [scored.scores[span].sort(descending=True).values for span in fine.units.spans.values()]
+    )
+    coarse = Elastic(arranged.plain(), model.kinds, model.length, model.gates.tau, model.block)
+    scores = torch.cat(
+        [
+            sorted_scores[fine.units.spans[key]].view(span.stop - span.start, -1).sum(dim=1)
+            for key, span in coarse.units.spans.items()
+        ]
+    )
+    coarse.gates.order_by(scores)
+    return coarse.nested(scores), Scored(scores, scored.facts)
+
+
+# By name, as experiment files call them: from a model, its task, a seed, a teacher with gates, and
+# whoever is told how far it is.
+SOURCES: dict[str, Callable[[Elastic, Task, int, Elastic | None, Progress | None], Scored]] = {
+    "loss-increase": lambda model, task, _seed, _teacher, progress: loss_increase(
+        model, task.validation, progress
+    ),
+    "squared-gradient": lambda model, task, _seed, _teacher, progress: squared_gradient(
+        model, task.train, progress
+    ),
+    "learned": lambda _model, _task, _seed, teacher, _progress: learned(teacher),
+    "random": lambda model, _task, seed, _teacher, _progress: random(model.units, seed),
+    "uniform": lambda model, task, _seed, _teacher, progress: uniform(
+        squared_gradient(model, task.train, progress), model.units
+    ),
+}
+
+
+def _told(
+    model: Elastic, split: Split, progress: Progress | None
+) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """Batches of a split; after each of them, how many rows are done and how many there are."""
+    done = 0
+    for inputs, labels in split.batches(_BATCH):
+        yield _moved(model, inputs, labels)
+        done += len(labels)
+        if progress:
+            progress(done, len(split))
+
+
+def _moved(
+    model: Elastic, inputs: Mapping[str, Tensor], labels: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
+    """A batch on the model's device."""
+    device = next(model.parameters()).device
+    return {name: values.to(device) for name, values in inputs.items()}, labels.to(device)
+
+
+def _loss(model: Elastic, inputs: Mapping[str, Tensor], labels: Tensor, z: Tensor) -> Tensor:
+    logits = logits_of(model(**inputs, z=z.to(labels.device)))
+    return F.cross_entropy(logits, labels, reduction="sum")

@@ -1,0 +1,1 @@
+"""The paper's equations, and nothing that knows a model."""

@@ -1,0 +1,1 @@
+"""Models: where units live, cutting, loading, reloading."""

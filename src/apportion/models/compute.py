@@ -1,0 +1,58 @@
+"""Compute: multiply-accumulates and parameters of a model, and what a cut takes away of them."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from apportion.models.sites import find_sites, layers_path
+
+
+def count_macs(model: nn.Module, length: int) -> int:
+    """Multiply-accumulates of a model on one sequence.
+
+    A layer: 4·n·d·k·w + 2·n²·k·w for k heads of width w, 2·n·d·f for f feed-forward neurons.
+    Embeddings, norms and activations multiply no matrices and count nothing.
+    """
+    sites = find_sites(model, block=1)
+    inside = sum(site.count * site.unit_macs(length) for site in sites)
+    known = {name for site in sites for name in (*site.inputs, site.output)}
+    # What stands before the layers is applied to each token; what follows them to a sequence, which
+    # is pooled by then.
+    outside, times, layers = 0, length, layers_path(model)
+    for name, module in model.named_modules():
+        if name == layers:
+            times = 1
+        if isinstance(module, nn.Linear) and name not in known:
+            outside += times * module.in_features * module.out_features
+    return inside + outside
+
+
+def compare_compute(model: nn.Module, smaller: nn.Module, length: int) -> dict[str, float]:
+    """What a cut takes away, as shares of the whole model.
+
+    Of all parameters; of those of the attention heads (q, k, v and the output projection); of the
+    multiply-accumulates of attention, and of the layers with their feed-forward parts.
+    """
+    before, after = _compute(model, length), _compute(smaller, length)
+    return {name: 1.0 - after[name] / before[name] for name in before}
+
+
+def _compute(model: nn.Module, length: int) -> dict[str, int]:
+    sites = find_sites(model, block=1)
+    heads = [site for site in sites if site.kind == "heads"]
+    attention = sum(site.count * site.unit_macs(length) for site in heads)
+    return {
+        "parameters": count_parameters(model),
+        # A head owns `width` rows of each input with their biases, and as many output columns.
+        "head_parameters": sum(
+            site.count * site.width * (4 * site.hidden + len(site.inputs)) for site in heads
+        ),
+        "attention_macs": attention,
+        "layer_macs": attention
+        + sum(site.count * site.unit_macs(length) for site in sites if site.kind != "heads"),
+    }
+
+
+def count_parameters(model: nn.Module) -> int:
+    """All weights of a model."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,232 @@
+"""Cut models of Transformers that reload: their config records the cut, their class rebuilds it."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module, resources
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from apportion.files import read_json, write_text
+from apportion.method.units import KINDS, Allocation, Unit, Units
+from apportion.models.autoclasses import AUTO
+from apportion.models.hub import (
+    check_fit,
+    class_of,
+    is_of_transformers,
+    read_pretrained,
+)
+from apportion.models.sites import ARCHITECTURES, CUT, find_sites, layers_path, units_of
+from apportion.models.sizes import check_folder, check_weights
+
+RECORD = "apportion"  # the field of a config that says what was kept
+CODE = ("cut_models.py", "shrinking.py")  # of a folder that loads without apportion
+_CUT = "Cut"  # stands before the names of their classes
+_LENGTH = 128  # where the costs of units are taken that nothing else is known of
+
+
+def remember_cut(model: nn.Module, allocation: Allocation) -> None:
+    """Makes a cut model of Transformers one that saves what was kept, and reloads by it."""
+    if not is_of_transformers(model):
+        return
+    name = type(model).__name__.removeprefix(_CUT)
+    if not hasattr(sys.modules["transformers"], name):
+        return  # somebody's own class: nobody could find it again by its name
+    config: Any = model.config
+    record = _record(model, allocation, getattr(config, RECORD, None))
+    model.__class__ = class_of(_CUT + name)
+    config.__class__ = model.config_class
+    setattr(config, RECORD, record)
+    config.architectures = [_CUT + name]
+    # Names that Transformers changed while loading, it would change back for a class it knows.
+    vars(model).pop("_weight_conversions", None)
+    _register_now()
+
+
+def _record(
+    model: nn.Module, allocation: Allocation, before: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What was kept, of how many, and where: in numbers of the model that was never cut."""
+    above = layers_path(model)
+    base = getattr(model, "base_model_prefix", "")
+    layers = above.removeprefix(f"{base}.")  # a model with another head has another prefix
+    record: dict[str, Any] = {"kept": {}, "of": {}, "where": {"layers": layers}}
+    if before is not None:
+        record = json.loads(json.dumps(before))
+    kinds = sorted({kind for _, kind in allocation.units.spans}, reverse=True)
+    for site in find_sites(model, kinds, block=1):
+        within = f"{above}.{site.layer}."
+        parts: dict[str, Any] = {
+            "inputs": [name.removeprefix(within) for name in site.inputs],
+            "output": site.output.removeprefix(within),
+        }
+        if site.kind == "heads":
+            parts["attention"] = site.attention.removeprefix(within)
+        record["where"][site.kind] = parts
+        span = allocation.units.spans.get((site.layer, site.kind), slice(0, 0))
+        count, kept = span.stop - span.start, allocation.indices(site.layer, site.kind)
+        layer = f"layer {site.layer}"
+        of = record["of"].setdefault(layer, {})
+        stays = record["kept"].setdefault(layer, {})
+        if site.kind in stays:
+            kept, count = _compose(stays[site.kind], of[site.kind], kept, count)
+        stays[site.kind], of[site.kind] = kept, count
+    return record
+
+
+def _compose(
+    first: Sequence[int], of: int, then: Sequence[int], count: int
+) -> tuple[list[int], int]:
+    """A cut of a cut as one cut: units of different sizes are split until they are alike."""
+    if not first:
+        return [], of
+    pieces = math.lcm(len(first), count)
+    here, there = pieces // len(first), pieces // count
+    all_pieces = [unit * here + piece for unit in first for piece in range(here)]
+    kept = [all_pieces[unit * there + piece] for unit in then for piece in range(there)]
+    return kept, of * here
+
+
+def load_folder(folder: Path) -> tuple[nn.Module, Allocation | None]:
+    """The model in a folder that Transformers wrote, and what was kept if it was cut.
+
+    It may have been cut by apportion, or by `prune_heads` of Transformers 4.
+    """
+    check_folder(folder)
+    values = read_json(folder / "config.json")
+    kind = str(values.get("model_type", "")).removeprefix(CUT)
+    if kind not in ARCHITECTURES:
+        raise ValueError(
+            f"{folder} holds a model of type {kind!r}; known: {', '.join(sorted(ARCHITECTURES))}"
+        )
+    try:
+        name = str(values["architectures"][0]).removeprefix(_CUT)
+        whole = class_of(name)
+        plain = {k: v for k, v in values.items() if k not in ("model_type", "pruned_heads")}
+        config = whole.config_class.from_dict(plain)
+        empty = _empty(whole, config)
+        check_weights(empty, folder)
+        kept = None
+        if values.get(RECORD):
+            kept = _kept(empty, values[RECORD])
+        elif values.get("pruned_heads"):
+            kept = _without(empty, values["pruned_heads"])
+    except ValueError:
+        raise
+    except Exception as error:  # a config may be wrong in any way
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{folder / 'config.json'} is damaged: {reason}") from None
+    if kept is not None:
+        whole = class_of(_CUT + name)
+        config.__class__ = whole.config_class
+        setattr(config, RECORD, _record(empty, kept, None))
+        _register_now()
+    model, info = read_pretrained(whole, str(folder), config=config)
+    check_fit(model, info, str(folder))
+    return model.eval(), kept
+
+
+def kept_of(model: nn.Module) -> Allocation | None:
+    """What a cut model of Transformers says was kept of the whole one."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, RECORD):
+        return None
+    whole = class_of(type(model).__name__.removeprefix(_CUT))
+    values = {k: v for k, v in config.to_dict().items() if k != "model_type"}
+    return _kept(_empty(whole, whole.config_class.from_dict(values)), getattr(config, RECORD))
+
+
+def _empty(whole: Any, config: Any) -> nn.Module:
+    """The whole model without any memory for its weights."""
+    with torch.device("meta"):
+        model: nn.Module = whole(config)
+    return model
+
+
+def _kept(model: nn.Module, record: Mapping[str, Any]) -> Allocation:
+    """The allocation that a record describes, over the units of the whole model."""
+    try:
+        members: list[Unit] = []
+        costs: list[float] = []
+        for site in find_sites(model, list(record["of"]["layer 0"]), block=1):
+            count = int(record["of"][f"layer {site.layer}"][site.kind])
+            if count < 1 or site.count % count:
+                raise ValueError(
+                    f"the config's record of a cut has {count} {site.kind} in layer {site.layer}, "
+                    f"of {site.count}"
+                )
+            order = KINDS.index(site.kind)
+            members += [Unit(site.layer, order, index) for index in range(count)]
+            costs += [site.count * site.unit_macs(_LENGTH) / count] * count
+        return Allocation.from_dict(Units(tuple(members), tuple(costs)), record["kept"])
+    except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"the config's record of a cut is damaged: {error!r}") from None
+
+
+def _without(model: nn.Module, pruned: Mapping[str, Sequence[int]]) -> Allocation:
+    """The allocation of a model whose heads were pruned by Transformers 4."""
+    units = units_of(find_sites(model, ("heads",)), _LENGTH)
+    gone = {(int(layer), head) for layer, heads in pruned.items() for head in heads}
+    there = {(unit.layer, unit.index) for unit in units}
+    if gone - there:
+        layer, head = min(gone - there)
+        raise ValueError(f"the config prunes head {head} of layer {layer}, which there is not")
+    keeps = [n for n, unit in enumerate(units) if (unit.layer, unit.index) not in gone]
+    return Allocation.of(units, keeps)
+
+
+def carry_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Writes the code that a cut model needs beside it; its config with where that is.
+
+    Such a folder loads with `trust_remote_code=True` where apportion is not installed.
+    """
+    if RECORD not in config:
+        raise ValueError("only a cut model of Transformers needs code to load without apportion")
+    package = resources.files("apportion")
+    code = (package / "backbones" / CODE[0]).read_text(encoding="utf-8")
+    write_text(folder / CODE[0], code.replace("from apportion.models.shrinking", "from .shrinking"))
+    write_text(folder / CODE[1], (package / CODE[1]).read_text(encoding="utf-8"))
+    (name,) = config["architectures"]
+    whole = class_of(name.removeprefix(_CUT))
+    module = CODE[0].removesuffix(".py")
+    made = {"AutoConfig": f"{module}.{_CUT}{whole.config_class.__name__}"}
+    for auto in _cut_models().AUTO:
+        models = getattr(sys.modules["transformers"], auto)._model_mapping
+        if whole.config_class in models and models[whole.config_class] is whole:
+            made[auto] = f"{module}.{name}"
+    return {**config, "auto_map": made}
+
+
+class _Later:
+    """In place of a config class of a cut model, which is made when something is asked of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(_cut_models(), self._name), name)
+
+
+def register(auto: ModuleType) -> None:
+    """Tells the Auto classes the types of cut models; a config then tells them of its models."""
+    for kind in ARCHITECTURES:
+        if kind in auto.CONFIG_MAPPING_NAMES:
+            later = _Later(f"{_CUT}{auto.CONFIG_MAPPING_NAMES[kind]}")
+            auto.CONFIG_MAPPING.register(CUT + kind, later, exist_ok=True)
+
+
+def _register_now() -> None:
+    """Once more, for rows that architectures were given since."""
+    if AUTO in sys.modules:
+        register(sys.modules[AUTO])
+
+
+def _cut_models() -> ModuleType:
+    return import_module("apportion.models.cut_models")

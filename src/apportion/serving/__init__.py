@@ -1,0 +1,1 @@
+"""Serving: answers at any budget, and how long they take."""

@@ -1,0 +1,1 @@
+"""Studies: an experiment file becomes stages, records and a report."""

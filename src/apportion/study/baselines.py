@@ -1,0 +1,51 @@
+"""Methods of another kind on the same rows: what a model has to beat to be worth its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from apportion.data.task import Task
+from apportion.elastic.evaluation import Outcome
+
+_STRENGTHS = (1.0, 3.0, 10.0)
+_NGRAMS = ((1, 1), (1, 2))
+
+
+def tfidf_logistic(task: Task) -> tuple[Outcome, dict[str, Any]]:
+    """Logistic regression on TF-IDF of words and word pairs, its two numbers chosen on validation.
+
+    How it does on test, and what was chosen.
+    """
+    if task.train.texts is None or task.validation.texts is None or task.test.texts is None:
+        raise ValueError(f"task {task.name!r} has no texts for a baseline of words")
+    try:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.metrics import log_loss
+    except ImportError:
+        raise ValueError(
+            "this baseline needs scikit-learn: pip install 'apportion[baselines]'"
+        ) from None
+    best: tuple[float, Any, Any, dict[str, Any]] | None = None
+    for ngrams in _NGRAMS:
+        vectorizer = TfidfVectorizer(ngram_range=ngrams)
+        rows = vectorizer.fit_transform(task.train.texts)
+        held_out = vectorizer.transform(task.validation.texts)
+        for strength in _STRENGTHS:
+            model = LogisticRegression(C=strength, max_iter=1000)
+            model.fit(rows, task.train.labels.numpy())
+            accuracy = model.score(held_out, task.validation.labels.numpy())
+            if best is None or accuracy > best[0]:
+                best = (accuracy, vectorizer, model, {"C": strength, "ngrams": list(ngrams)})
+    assert best is not None
+    _, vectorizer, model, chosen = best
+    rows, labels = vectorizer.transform(task.test.texts), task.test.labels.numpy()
+    loss = float(log_loss(labels, model.predict_proba(rows), labels=range(len(task.classes))))
+    return Outcome(float(model.score(rows, labels)), loss, 1.0, len(labels)), chosen
+
+
+# By name, as experiment files call them.
+BASELINES: dict[str, Callable[[Task], tuple[Outcome, dict[str, Any]]]] = {
+    "tfidf-logistic": tfidf_logistic,
+}

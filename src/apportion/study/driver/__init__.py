@@ -1,0 +1,1 @@
+"""Drivers: what runs the stages of a study."""

@@ -1,0 +1,161 @@
+"""Production: the model of a stage, from its folder or made now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from apportion.data.task import Task
+from apportion.elastic.asking import limit
+from apportion.elastic.checkpoint import Checkpoint, has_checkpoint, load, save
+from apportion.elastic.elastic import Elastic, plain_of
+from apportion.elastic.repairing import VERSION_1, repair
+from apportion.elastic.scoring import SOURCES, Scored, nest
+from apportion.files import discard
+from apportion.method.units import Allocation
+from apportion.models.encoder import Encoder, EncoderConfig
+from apportion.models.hub import check_digest, load_model, untrained_model
+from apportion.models.sites import largest_block
+from apportion.models.surgery import cut
+from apportion.study.records import provenance
+from apportion.study.stages import VERSIONS, Stage, checkpoint_folder
+from apportion.training.loop import Tick, fit, telling
+
+
+def produce(
+    stage: Stage,
+    runs: Path,
+    progress: Callable[[Tick], None] | None = None,
+    task: Task | None = None,
+) -> Checkpoint:
+    """The stage's model: from its folder, or trained now (and first those that it comes from).
+
+    All stages that it comes from have its task, so that is built once.
+    """
+    folder = checkpoint_folder(stage, runs)
+    state = runs / f"{folder.name}.state"
+    if has_checkpoint(folder):
+        discard(state)  # of a kill right after the checkpoint was saved
+        loaded = load(folder)
+        limit(loaded.model, stage.floor, stage.lowest)
+        if task and loaded.notes["data"] != task.digest():
+            raise ValueError(
+                f"{folder} was trained on other rows than there are now: was the data changed? "
+                "Choose another folder, or remove it to train again"
+            )
+        return loaded
+    for producer in ("scoring", "training"):  # a repair may be made by any version
+        if stage.version(producer) != VERSIONS[producer]:
+            raise ValueError(
+                f"{stage.label} was made by version {stage.version(producer)} of {producer}; "
+                f"this is version {VERSIONS[producer]}, which can't make it again"
+            )
+    task = task or stage.build_task()
+    parent = produce(stage.parent, runs, progress, task) if stage.parent else None
+    start = parent.model if parent else new_model(stage, task)
+    teacher = produce(stage.teacher, runs, progress, task).model if stage.teacher else None
+    kept: Allocation | None = None
+    model: nn.Module
+    facts: dict[str, Any]
+    if stage.given:
+        model, facts = start, {}
+    elif stage.recipe is None:
+        model, facts = _score(stage, start, task, teacher, progress)
+    else:
+        if stage.recipe.objective != "dense" and not isinstance(start, Elastic):
+            start = Elastic(start, stage.kinds, task.length, block=largest_block(start))
+        elif stage.recipe.objective == "dense" and isinstance(start, Elastic):
+            # A specialist: cut by its parent's gates at its own budget, then trained as it is.
+            assert stage.parent and stage.only
+            kept = start.made_for(start.form, stage.parent.floor).allocation(stage.only)
+            start = cut(start.plain(), kept)
+        fitted = fit(start, task, stage.recipe, stage.seed, teacher, state, progress=progress)
+        model = fitted.model
+        facts = {
+            "epochs": stage.recipe.epochs,
+            "best": asdict(fitted.best),
+            "seconds": round(fitted.seconds, 1),
+            "processes": fitted.processes,
+        }
+    notes = {
+        "task": dict(task.spec),
+        "classes": list(task.classes),
+        "data": task.digest(),
+        **({"pretrained": stage.model["pretrained"]} if "pretrained" in stage.model else {}),
+        "method": stage.method,
+        "seed": stage.seed,
+        "recipes": [
+            *(parent.notes["recipes"] if parent else []),
+            *([stage.recipe.to_dict()] if stage.recipe else []),
+        ],
+        "training": {**facts, **provenance(threads=torch.get_num_threads())},
+    }
+    limit(model, stage.floor, stage.lowest)
+    checkpoint = Checkpoint(model, notes, kept, task.words)
+    save(checkpoint, folder)
+    discard(state)
+    return checkpoint
+
+
+def _score(
+    stage: Stage,
+    model: nn.Module,
+    task: Task,
+    teacher: nn.Module | None,
+    progress: Callable[[Tick], None] | None,
+) -> tuple[Elastic, dict[str, Any]]:
+    """A model whose gates open its units in the order of the stage's scores, and those."""
+    assert stage.score is not None
+    plain = plain_of(model)
+    elastic = Elastic(plain, stage.kinds, length=task.length, block=largest_block(plain))
+    with_gates = teacher if isinstance(teacher, Elastic) else None
+    tell = telling(progress, "scoring")
+
+    def score(units: Elastic) -> Scored:
+        return SOURCES[stage.score or ""](units, task, stage.seed, with_gates, tell)
+
+    if stage.nested:
+        elastic, scored = nest(elastic, score)
+    else:
+        scored = score(elastic)
+        elastic.gates.order_by(scored.scores)
+        elastic.made_for("hard")
+    scores = [float(f"{score:.6g}") for score in scored.scores.tolist()]
+    facts = {"scores": scores, **scored.facts}
+    if stage.repair:
+        settings = VERSION_1 if stage.version("repair") == 1 else {}
+        told = telling(progress, "repair")
+        elastic, repaired = repair(elastic, task.train, task.validation, progress=told, **settings)
+        facts |= repaired
+    return elastic, facts
+
+
+def new_model(stage: Stage, task: Task) -> nn.Module:
+    """The model that a stage without a parent starts from."""
+    if "digest" in stage.model:
+        check_digest(stage.model["pretrained"], stage.model["digest"], stage.weights)
+    if "pretrained" in stage.model:
+        name = stage.model["pretrained"]
+        return load_model(name, task.classes, stage.seed, stage.weights, trained=stage.given)
+    if "architecture" in stage.model:
+        facts = {
+            "vocabulary": task.vocabulary,
+            "classes": len(task.classes),
+            "length": task.length,
+        }
+        return untrained_model(stage.model, facts, stage.seed)
+    return new_encoder(task, stage.model, stage.seed)
+
+
+def new_encoder(task: Task, shape: Mapping[str, Any], seed: int) -> Encoder:
+    """An untrained encoder for a task; the same seed gives the same weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Encoder(
+            EncoderConfig(task.vocabulary, task.length, len(task.classes), **dict(shape))
+        )

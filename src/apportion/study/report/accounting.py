@@ -1,0 +1,86 @@
+"""Records → what a method takes: training jobs, things to deploy, minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from apportion.study.experiment import Experiment
+from apportion.study.report.tables import Records, Table, mean_sd, methods_of, select
+
+
+def accounting_table(experiment: Experiment, records: Records) -> Table:
+    """Training jobs and things to deploy for the table's budgets, counted from what was run."""
+    rows = []
+    count = len(experiment.budgets)
+    for method in methods_of(experiment):
+        cell = {"data_seed": experiment.data_seeds[0], "seed": experiment.seeds[0]}
+        own = select(records, kind="stage", method=method, **cell)
+        if not own or not (own[0]["recipe"] or own[0]["score"]):
+            continue  # not run yet, or a baseline of another kind
+        ran = {record["stage"]: record for record in select(records, kind="stage")}
+        models = {key for record in own for key in _trained(record, ran)[:1]}
+        nested = any(stage.nested for stage in experiment.stages_of(method))
+        scored = own[0]["score"] is not None and not nested  # one order needs no masks
+        if nested:
+            models, control = {method}, "continuous"
+        elif scored or len(own) > 1:
+            control = "discrete"
+        else:
+            control = "one cost" if own[0]["recipe"]["objective"] == "dense" else "continuous"
+        artifacts = f"{len(models)} model{'s' * (len(models) > 1)}" + f" + {count} masks" * scored
+        artifacts += f" for {len(own)} of them" * (1 < len(own) < count)
+        jobs = trainings_of(records, method=method, **cell)
+        rows.append((method, str(len(jobs)), artifacts, control))
+    return Table(
+        "accounting",
+        f"What it takes to serve {count} budgets",
+        ("method", "fine-tune jobs", "artifacts", "control"),
+        tuple(rows),
+        "Counted from the stages that ran for one seed, warm starts included.",
+    )
+
+
+def trainings_of(records: Records, **cell: Any) -> list[Mapping[str, Any]]:
+    """The trainings that a method took, each once: its own, and those that it came from."""
+    ran = {record["stage"]: record for record in select(records, kind="stage")}
+    own = select(records, kind="stage", **cell)
+    return [ran[key] for key in dict.fromkeys(key for r in own for key in _trained(r, ran))]
+
+
+def time_table(experiment: Experiment, records: Records) -> Table:
+    """How long each method trained."""
+    rows = []
+    total = 0.0
+    for method in methods_of(experiment):
+        done = [
+            r["training"] for r in select(records, kind="stage", method=method) if r["training"]
+        ]
+        if done:
+            seconds = [t["seconds"] for t in done]
+            total += sum(seconds)
+            rows.append(
+                (
+                    method,
+                    str(len(done)),
+                    str(done[0]["epochs"]),
+                    mean_sd(seconds, 0),
+                    f"{sum(seconds) / 60:.0f}",
+                )
+            )
+    if rows:
+        rows.append(("all", "", "", "", f"{total / 60:.0f}"))
+    return Table(
+        "time",
+        "Training time",
+        ("method", "runs", "epochs", "seconds a run", "minutes in all"),
+        tuple(rows),
+        "Wall-clock of the process that trained; runs may have gone side by side, one thread each.",
+    )
+
+
+def _trained(record: Mapping[str, Any], ran: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The stages that had to be trained for one, itself first."""
+    chain = [record["stage"]] if record["recipe"] else []
+    parent = ran.get(record["parent"])
+    return chain + (_trained(parent, ran) if parent else [])

@@ -1,0 +1,1 @@
+"""Training: one loop, on Accelerate, for every recipe."""

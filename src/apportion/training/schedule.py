@@ -1,0 +1,112 @@
+"""The schedule: which rows, budget and learning rate a step gets.
+
+All of it is a function of (seed, purpose, step), so nothing about the past has to be remembered
+to go on from a step: a run that was killed ends with the weights of one that was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from apportion.elastic.elastic import Elastic
+from apportion.training.recipes import Recipe
+
+_ORDER, _BUDGET, _NOISE = range(3)  # purposes of random numbers
+
+
+_POOL = 32  # batches among which rows of like length are put together
+
+
+@lru_cache(maxsize=2)  # every step of an epoch asks for it
+def row_order(
+    seed: int, epoch: int, rows: int, lengths: Tensor | None = None, batch_size: int = 1
+) -> Tensor:
+    """The order in which an epoch goes through the training rows.
+
+    Rows of different lengths are sorted inside pools of some batches, so that a batch has little
+    padding; which rows share a pool, and the order of the batches, stay random.
+    """
+    generator = np.random.default_rng([seed, _ORDER, epoch])
+    order = torch.from_numpy(generator.permutation(rows))
+    if lengths is None:
+        return order
+    order = torch.cat(
+        [
+            pool[lengths[pool].argsort(stable=True)]
+            for pool in torch.split(order, _POOL * batch_size)
+        ]
+    )
+    whole = rows // batch_size
+    batches = order[: whole * batch_size].view(whole, batch_size)
+    shuffled = batches[torch.from_numpy(generator.permutation(whole))].flatten()
+    return torch.cat([shuffled, order[whole * batch_size :]])  # what fills no batch comes last
+
+
+def draw_budget(recipe: Recipe, seed: int, step: int, steps: int) -> float:
+    """B ~ U[low, high], the low end coming down from the high one while the ramp lasts."""
+    low, high = recipe.budgets
+    if recipe.ramp:
+        low = high - (high - low) * min(1.0, step / (recipe.ramp * steps))
+    return float(np.random.default_rng([seed, _BUDGET, step]).uniform(low, high))
+
+
+def draw_budgets(recipe: Recipe, seed: int, step: int, steps: int) -> list[float]:
+    """The budgets of a step: one or, for a nested model, the highest, the lowest and some between.
+
+    With both ends in every step, the whole model and the smallest part of it never fall behind.
+    """
+    if recipe.objective != "nested":
+        return [draw_budget(recipe, seed, step, steps)]
+    low, high = recipe.budgets
+    between = np.random.default_rng([seed, _BUDGET, step]).uniform(low, high, recipe.samples)
+    return [high, low, *map(float, between)]
+
+
+def drop_words(
+    inputs: dict[str, Tensor], share: float, unknown: int, marks: Sequence[int] = ()
+) -> dict[str, Tensor]:
+    """The inputs with a share of their words made unknown, so that no word is leant on alone.
+
+    Marks around a text are no words: they stay.
+    """
+    ids = inputs["input_ids"]
+    gone = (torch.rand(ids.shape, device=ids.device) < share) & inputs["attention_mask"].bool()
+    for mark in marks:
+        gone &= ids != mark
+    return {**inputs, "input_ids": ids.masked_fill(gone, unknown)}
+
+
+def noise_seed(seed: int, step: int, process: int) -> int:
+    """The seed of a step's dropout."""
+    return int(np.random.SeedSequence([seed, _NOISE, step, process]).generate_state(1)[0])
+
+
+def learning_rate_share(recipe: Recipe, step: int, steps: int) -> float:
+    """The share of its learning rate that a step gets: linear warm-up, then linear decay to 0."""
+    warm = max(1.0, recipe.warmup * steps)
+    return min((step + 1) / warm, (steps - step) / max(1.0, steps - warm), 1.0)
+
+
+def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """Matrices decay, vectors do not, gates have a learning rate of their own."""
+    gates: list[nn.Parameter] = []
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if isinstance(model, Elastic) and name.startswith("gates."):
+            parameter.requires_grad_(recipe.gate_lr > 0)
+            gates.append(parameter)
+        else:
+            (matrices if parameter.dim() > 1 else vectors).append(parameter)
+    groups = [
+        {"params": matrices, "lr": recipe.lr, "weight_decay": recipe.weight_decay},
+        {"params": vectors, "lr": recipe.lr, "weight_decay": 0.0},
+        {"params": gates, "lr": recipe.gate_lr, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
