@@ -13,8 +13,7 @@ import torch
 from apportion.elastic.checkpoint import GATES, MANIFEST, Checkpoint, load, save
 from apportion.elastic.elastic import Elastic
 from apportion.elastic.evaluation import evaluate, sweep
-from apportion.method.gates import check_budget
-from apportion.method.units import Allocation
+from apportion.method.units import Allocation, check_budget
 from apportion.serving.skipping import Skipping
 from apportion.serving.timing import elastic_arms, time_switching
 from apportion.training.loop import fit

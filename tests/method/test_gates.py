@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apportion.method.allocation import allocate
-from apportion.method.gates import Gates, check_budget
-from apportion.method.units import Unit, Units
+from apportion.method.gates import Gates
+from apportion.method.units import Unit, Units, check_budget
 
 UNITS = Units.grid(2, 3)
 budgets = st.floats(0.0, 1.0, exclude_min=True)

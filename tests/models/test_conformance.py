@@ -11,8 +11,7 @@ import pytest
 import torch
 from architectures import OURS, SHAPES, ask, from_transformers
 
-from apportion.elastic.elastic import Elastic
-from apportion.elastic.evaluation import logits_of
+from apportion.elastic.elastic import Elastic, logits_of
 from apportion.method.allocation import allocate
 from apportion.method.units import Allocation
 from apportion.models.sites import ARCHITECTURES, find_sites

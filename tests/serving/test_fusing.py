@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from apportion import Elastic
-from apportion.elastic.evaluation import logits_of
+from apportion.elastic.elastic import logits_of
 from apportion.serving.fusing import _Sum, fuse
 from apportion.serving.skipping import Skipping
 

@@ -13,8 +13,8 @@ from texts import folder
 from witnesses import Quiet
 
 from apportion.elastic.checkpoint import load
-from apportion.elastic.elastic import Elastic
-from apportion.elastic.evaluation import evaluate, logits_of
+from apportion.elastic.elastic import Elastic, logits_of
+from apportion.elastic.evaluation import evaluate
 from apportion.method.units import Allocation
 from apportion.study.driver import local_driver as driver
 from apportion.study.experiment import parse_experiment

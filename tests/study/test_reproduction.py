@@ -14,6 +14,7 @@ from rich.console import Console
 from apportion.data.stand_ins import write_docstrings
 from apportion.elastic.evaluation import SWEEP
 from apportion.study import records
+from apportion.study.bars import Overview
 from apportion.study.experiment import current, read_experiment
 from apportion.study.paper import (
     QUICK,
@@ -24,7 +25,6 @@ from apportion.study.paper import (
     timing_of,
 )
 from apportion.study.report.claim_tables import BY_CONSTRUCTION, FAILS, HOLDS
-from apportion.training.progress import Overview
 
 HOME = Path(__file__).parents[2]
 PLAN = read_plan(HOME / "experiments" / "paper.toml")

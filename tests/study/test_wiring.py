@@ -15,8 +15,8 @@ from witnesses import ToldApart, watch_gates, watch_rows
 from apportion.data.task import Split, Task
 from apportion.data.text import Text
 from apportion.elastic.checkpoint import weights_digest
-from apportion.elastic.elastic import Elastic
-from apportion.elastic.evaluation import evaluate, logits_of
+from apportion.elastic.elastic import Elastic, logits_of
+from apportion.elastic.evaluation import evaluate
 from apportion.elastic.scoring import SOURCES, Scored
 from apportion.method.allocation import allocate
 from apportion.models.encoder import Encoder, EncoderConfig

@@ -9,7 +9,7 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from apportion.elastic.evaluation import logits_of
+from apportion.elastic.elastic import logits_of
 from apportion.models.encoder import Encoder, EncoderConfig
 
 SHAPE = {"layers": 3, "heads": 4, "hidden": 32, "feedforward": 128}

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from apportion import fit, recipe, training_bar
 from apportion.data.marked import Marked
+from apportion.study.bars import Bars, Overview
 from apportion.study.stages import Stage
-from apportion.training.lines import Lines, working_bar
-from apportion.training.loop import Tick, lines
-from apportion.training.progress import Bars, Overview
+from apportion.training.loop import lines
+from apportion.training.progress import Lines, Tick, working_bar
 
 
 @pytest.fixture

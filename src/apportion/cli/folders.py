@@ -134,7 +134,7 @@ def sweep(
     from apportion.elastic.evaluation import sweep as run_sweep
     from apportion.study.report.tables import Table
     from apportion.study.report.terminal import print_json, show
-    from apportion.training.lines import working_bar
+    from apportion.training.progress import working_bar
 
     model, task = _elastic(checkpoint, data)
     forms: list[Form] = []
@@ -248,7 +248,7 @@ def bench(
     from apportion.study.records import provenance
     from apportion.study.report.speed_tables import latency_table
     from apportion.study.report.terminal import print_json, show
-    from apportion.training.lines import working_bar
+    from apportion.training.progress import working_bar
 
     if batch < 1:
         raise ValueError(f"batch must be at least 1, not {batch}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from apportion.cli.main import app, err
-from apportion.training.lines import Lines
+from apportion.training.progress import Lines
 
 if TYPE_CHECKING:
     from apportion.data.rows import BadRow
@@ -111,7 +111,7 @@ def _model_at(
 ) -> Callable[..., object]:
     """What answers: the model itself, or at a budget the units that it buys."""
     from apportion.elastic.elastic import Elastic
-    from apportion.method.gates import check_budget
+    from apportion.method.units import check_budget
     from apportion.serving.skipping import Skipping
 
     model = loaded.model.eval()

@@ -241,9 +241,9 @@ def _run(
 ) -> list[str]:
     """Runs what has no records yet, study by study; the names of those that failed."""
     from apportion.data.text import Text
+    from apportion.study.bars import Overview
     from apportion.study.driver import local_driver as driver
     from apportion.study.report.paper_tables import expected_seconds
-    from apportion.training.progress import Overview
 
     todo = []
     for name, of in ran.items():

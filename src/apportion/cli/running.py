@@ -18,13 +18,13 @@ from apportion.elastic.checkpoint import save
 from apportion.files import holding, write_text
 from apportion.models.hub import load_model, load_words, weights_files_digest
 from apportion.study import experiment, records
+from apportion.study.bars import Bars
 from apportion.study.driver import local_driver as driver
 from apportion.study.production import produce
 from apportion.study.report.page import write_page
 from apportion.study.report.study_tables import budget_table
 from apportion.study.report.terminal import show
 from apportion.study.stages import was_done
-from apportion.training.progress import Bars
 
 
 def make(toml: str, into: Path, as_json: bool) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from apportion.elastic.elastic import Elastic
-from apportion.method.gates import check_budget
-from apportion.training.recipes import Recipe
+from apportion.elastic.elastic import Elastic, OwnForm
+from apportion.method.units import check_budget
 
 _KEYS = ("form", "floor", "lowest")
 FORMS = {
@@ -49,20 +48,19 @@ def told(model: Elastic, facts: Mapping[str, Any], notes: Mapping[str, Any]) -> 
     """
     if any(name in facts for name in _KEYS):
         return model.made_for(facts["form"], facts["floor"], facts["lowest"])
-    recipe = _last_recipe(notes)
-    if recipe is None:
-        return model.made_for(model.form, 0, min(_measured_at(notes), default=None))
-    form = "nested" if model.form == "nested" else recipe.form
-    trained_at = [] if recipe.objective == "dense" else [recipe.lowest]
-    lowest = min([*trained_at, *_measured_at(notes)], default=None)
-    return model.made_for(form, recipe.floor, lowest)
-
-
-def _last_recipe(notes: Mapping[str, Any]) -> Recipe | None:
+    measured_at = _measured_at(notes)
     try:
-        return Recipe.from_dict(notes["recipes"][-1])
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        return None  # notes may be anybody's
+        recipe = notes["recipes"][-1]
+        objective, floor = recipe["objective"], int(recipe["floor"])
+        trained_at = [check_budget(b) for b in (recipe["budgets"][0], *recipe["select_at"])]
+    except (IndexError, KeyError, TypeError, ValueError):  # notes may be anybody's
+        return model.made_for(model.form, 0, min(measured_at, default=None))
+    form: OwnForm = "soft" if objective == "soft" else "hard"  # of gates set from scores, too
+    if model.form == "nested":
+        form = "nested"
+    if objective == "dense":
+        trained_at = []
+    return model.made_for(form, floor, min([*trained_at, *measured_at], default=None))
 
 
 def _measured_at(notes: Mapping[str, Any]) -> list[float]:

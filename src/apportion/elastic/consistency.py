@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 import torch
@@ -13,16 +14,30 @@ from apportion.data.text import Text
 from apportion.data.tokenizer import Words
 from apportion.elastic.elastic import Elastic, plain_of
 from apportion.elastic.manifest import is_number, is_whole
+from apportion.files import check
 from apportion.method.units import Allocation, Units
 from apportion.models.encoder import Encoder
 from apportion.models.hub import positions_of
 from apportion.models.labels import CLASSIFIES, class_names
 from apportion.models.sites import find_sites
-from apportion.study.schema import check
-from apportion.training.recipes import Recipe
 
 _LARGEST = 1e8  # a square of a square of it is finite in single precision; no weight comes near
 _TASKS: dict[Any, Any] = {"marked": Marked, "text": Text}
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What is read of a recipe that a model was trained by."""
+
+    name: str
+    objective: str
+    epochs: int
+    lr: float
+    floor: int
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.lr <= 0 or self.floor < 0:
+            raise ValueError(f"epochs {self.epochs}, lr {self.lr} and floor {self.floor}")
 
 
 def check_notes(notes: Mapping[str, Any], model: nn.Module) -> None:
@@ -101,10 +116,10 @@ def _problem_of_recipes(recipes: Any) -> str | None:
     for number, recipe in enumerate(recipes, start=1):
         if not isinstance(recipe, dict):
             return f"has no table as its number {number}: {recipe!r:.80}"
-        lacks = {"name", "objective", "epochs", "lr", "floor"} - set(recipe)
+        lacks = set(_Trained.__annotations__) - set(recipe)
         if lacks:
             return f"has a number {number} without {', '.join(sorted(lacks))}"
-        problem = _problem_of_numbers(recipe, Recipe)
+        problem = _problem_of_numbers(recipe, _Trained)
         if problem:
             return f"{problem} (number {number})"
     return None

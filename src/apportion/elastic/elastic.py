@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from apportion.method.allocation import allocate, buying_order, pays_floor, straight_through
-from apportion.method.gates import Gates, check_budget, check_budgets
-from apportion.method.units import Allocation
+from apportion.method.gates import Gates
+from apportion.method.units import Allocation, check_budget, check_budgets
 from apportion.models.sites import BLOCK, find_sites, units_of
 from apportion.models.surgery import arrange, cut
 
@@ -258,3 +258,9 @@ class _Gating:
                 raise ValueError(f"{rows} rows need one budget, or {rows} of them, not {len(z)}")
             z = z[:, None, :]
         return (args[0] * z, *args[1:])
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits of a model's output, which may be the tensor itself."""
+    logits: Tensor = getattr(output, "logits", output)
+    return logits

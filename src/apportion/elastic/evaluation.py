@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from apportion.data.task import Split
-from apportion.elastic.elastic import Elastic
+from apportion.elastic.elastic import Elastic, logits_of
 from apportion.method.units import Allocation
 from apportion.models.surgery import cut
 
@@ -41,12 +41,6 @@ class Point:
     budget: float
     form: Form
     outcome: Outcome
-
-
-def logits_of(output: Any) -> Tensor:
-    """The logits of a model's output, which may be the tensor itself."""
-    logits: Tensor = getattr(output, "logits", output)
-    return logits
 
 
 def evaluate(

@@ -30,8 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from apportion.data.task import Split
-from apportion.elastic.elastic import Elastic
-from apportion.elastic.evaluation import logits_of
+from apportion.elastic.elastic import Elastic, logits_of
 from apportion.method.least_squares import Equations
 from apportion.method.units import Allocation
 from apportion.models.activations import Stream

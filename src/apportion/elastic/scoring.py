@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from apportion.data.task import Split, Task
-from apportion.elastic.elastic import Elastic
-from apportion.elastic.evaluation import logits_of
+from apportion.elastic.elastic import Elastic, logits_of
 from apportion.method.units import Units
 from apportion.models.activations import attention_names, layer_names, recalling, remembering
 

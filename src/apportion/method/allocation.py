@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from apportion.method.gates import check_budget
-from apportion.method.units import Allocation, Units
+from apportion.method.units import Allocation, Units, check_budget
 
 # Half of a unit counts as paid in spite of float error: 0.145 · 100 is 14.499999999999998.
 _SLACK = 1e-9

@@ -4,57 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from decimal import Decimal
-from numbers import Real
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from apportion.method.units import Units
+from apportion.method.units import Units, check_budget, check_budgets
 
 EPS = 1e-4  # keeps logit(B) finite at B = 1
 _SHARPNESS = 2.0  # κ of gates that are set from scores
-
-
-def check_budget(budget: Any, lowest: float | None = None) -> float:
-    """The budget as a float, if it is one number in (0, 1] and not below the lowest."""
-    given = budget.item() if getattr(budget, "ndim", None) == 0 else budget  # torch and numpy
-    if type(given) is bool or not isinstance(given, Real | Decimal):
-        shape = tuple(getattr(budget, "shape", ()))
-        shown = f"{type(budget).__name__} of shape {shape}" if shape else repr(budget)
-        raise ValueError(f"a budget is one number in (0, 1], such as 0.5, not {shown}")
-    try:
-        value = float(given)
-    except OverflowError:  # of a whole number with hundreds of digits
-        value = math.inf
-    if not 0.0 < value <= 1.0:
-        raise ValueError(f"a budget is a fraction in (0, 1], not {value:g}")
-    _check_lowest(value, lowest)
-    return value
-
-
-def check_budgets(budgets: Tensor, lowest: float | None = None) -> Tensor:
-    """Budgets, one number an example, if each of them is in (0, 1] and not below the lowest."""
-    if budgets.dim() > 1 or budgets.is_complex() or budgets.dtype == torch.bool:
-        raise ValueError(
-            f"budgets are numbers in (0, 1], one an example, not {budgets.dtype} of shape "
-            f"{tuple(budgets.shape)}"
-        )
-    if not bool(((budgets > 0.0) & (budgets <= 1.0)).all()):
-        raise ValueError(f"budgets are fractions in (0, 1], not {budgets.tolist()}")
-    if budgets.numel():
-        _check_lowest(float(budgets.min()), lowest)
-    return budgets
-
-
-def _check_lowest(budget: float, lowest: float | None) -> None:
-    # A float32 that was 0.1 is a little more or less.
-    if lowest is not None and budget < lowest - 1e-6:
-        raise ValueError(
-            f"budget {budget:g} is below what this model was made for; the smallest is {lowest:g}"
-        )
 
 
 class Gates(nn.Module):

@@ -7,9 +7,9 @@ from typing import Any, get_type_hints
 
 from torch import nn
 
+from apportion.files import check
 from apportion.models.encoder import Encoder, EncoderConfig
 from apportion.models.hub import from_config, is_of_transformers
-from apportion.study.schema import check
 
 
 def config_of(model: nn.Module) -> dict[str, Any]:

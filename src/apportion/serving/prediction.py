@@ -21,7 +21,7 @@ from torch import Tensor
 from apportion.data.rows import BadRow, Row, read_csv
 from apportion.data.task import Task
 from apportion.data.tokenizer import Words
-from apportion.elastic.evaluation import logits_of
+from apportion.elastic.elastic import logits_of
 from apportion.serving.timing import measure
 
 FORMATS = ("csv", "jsonl")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from apportion.elastic.elastic import Elastic
 from apportion.method.allocation import allocate
-from apportion.method.gates import check_budget
+from apportion.method.units import check_budget
 from apportion.models.surgery import cut
 from apportion.serving.fusing import fuse
 

@@ -12,12 +12,11 @@ from apportion.data.marked import Marked
 from apportion.data.task import TaskSpec
 from apportion.data.text import Text
 from apportion.elastic.evaluation import SWEEP
-from apportion.method.gates import check_budget
-from apportion.method.units import KINDS
+from apportion.files import check
+from apportion.method.units import KINDS, check_budget
 from apportion.models.encoder import EncoderConfig
 from apportion.study.goals import Goal
 from apportion.study.rules import check_goals, check_model, check_stage, check_timing
-from apportion.study.schema import check
 from apportion.study.stages import Stage, Timing
 from apportion.training.recipes import Recipe, recipe
 

@@ -41,7 +41,7 @@ from apportion.study.baselines import BASELINES
 from apportion.study.production import produce
 from apportion.study.records import provenance
 from apportion.study.stages import Stage, Timing
-from apportion.training.loop import Tick, telling
+from apportion.training.progress import Tick, telling
 
 
 def run_stage(

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from apportion.files import check
 from apportion.models.hub import PACKAGED
 from apportion.study.claims import Claim, check_claim
 from apportion.study.experiment import Experiment, experiment_of, read_toml
-from apportion.study.schema import check
 from apportion.study.stages import Stage
 from apportion.training.recipes import RECIPES
 

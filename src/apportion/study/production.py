@@ -24,7 +24,8 @@ from apportion.models.sites import largest_block
 from apportion.models.surgery import cut
 from apportion.study.records import provenance
 from apportion.study.stages import VERSIONS, Stage, checkpoint_folder
-from apportion.training.loop import Tick, fit, telling
+from apportion.training.loop import fit
+from apportion.training.progress import Tick, telling
 
 
 def produce(

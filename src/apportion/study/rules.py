@@ -9,11 +9,11 @@ from typing import Any, get_type_hints
 from apportion.data.task import TaskSpec
 from apportion.data.text import Text
 from apportion.elastic.scoring import SOURCES
+from apportion.files import check
 from apportion.models.encoder import EncoderConfig
 from apportion.models.sites import ARCHITECTURES
 from apportion.study.baselines import BASELINES
 from apportion.study.goals import Goal
-from apportion.study.schema import check
 from apportion.study.stages import VERSIONS, Stage
 
 _SIZES = ("layers", "heads", "hidden", "feedforward")

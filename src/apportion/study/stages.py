@@ -19,7 +19,7 @@ from apportion.data.text import Text
 from apportion.elastic.checkpoint import has_checkpoint
 from apportion.elastic.evaluation import SWEEP
 from apportion.elastic.repairing import REPAIRED_AT
-from apportion.method.gates import check_budget
+from apportion.method.units import check_budget
 from apportion.models.hub import load_words
 from apportion.serving.timing import TIMED_FORMS
 from apportion.training.recipes import Recipe

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from apportion.data.task import Task
 from apportion.elastic.elastic import Elastic
 from apportion.elastic.evaluation import count_correct
-from apportion.method.gates import check_budget
 from apportion.method.losses import budget_loss
+from apportion.method.units import check_budget
 from apportion.training.allocator import keep_freed_memory
-from apportion.training.identity import run_identity
 from apportion.training.objectives import Batch, paid_loss, step_losses
 from apportion.training.prefixes import Views
+from apportion.training.progress import Tick
 from apportion.training.recipes import Recipe
-from apportion.training.resume import TrainingState, load_state, save_state
+from apportion.training.resume import TrainingState, load_state, run_identity, save_state
 from apportion.training.schedule import (
     draw_budgets,
     drop_words,
@@ -34,25 +34,6 @@ from apportion.training.schedule import (
     parameter_groups,
     row_order,
 )
-
-
-@dataclass(frozen=True)
-class Tick:
-    """What a progress bar shows after a step."""
-
-    recipe: str
-    step: int
-    steps: int
-    epoch: int = 1
-    epochs: int = 1
-    loss: float | None = None  # none where nothing is trained
-    cost: float = 1.0
-    accuracy: float | None = None  # on validation, after the last finished epoch
-
-
-def telling(progress: Callable[[Tick], None] | None, what: str) -> Callable[[int, int], None]:
-    """For work that is not training: tells of what is done, and of how much there is."""
-    return lambda done, of: progress(Tick(what, done, of)) if progress else None
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from apportion.elastic.elastic import Elastic, plain_of
-from apportion.elastic.evaluation import logits_of
+from apportion.elastic.elastic import Elastic, logits_of, plain_of
 from apportion.method.losses import budget_loss, distill_loss, hidden_loss
 from apportion.models.activations import layer_names, remembering
 from apportion.training.prefixes import Views

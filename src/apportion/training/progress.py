@@ -1,29 +1,42 @@
-"""Progress: one bar per running stage, on stderr, so that stdout stays data; else lines."""
+"""Progress: how far some work is, as a bar on stderr or, where there is no terminal, as lines."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
+from dataclasses import dataclass
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
-from apportion.study.paper import TIMING, timing_of
-from apportion.study.stages import Stage
-from apportion.training.lines import Lines
-from apportion.training.loop import Tick
+EVERY = 30.0  # seconds between two lines of one piece of work
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What a progress bar shows after a step."""
+
+    recipe: str
+    step: int
+    steps: int
+    epoch: int = 1
+    epochs: int = 1
+    loss: float | None = None  # none where nothing is trained
+    cost: float = 1.0
+    accuracy: float | None = None  # on validation, after the last finished epoch
+
+
+def telling(progress: Callable[[Tick], None] | None, what: str) -> Callable[[int, int], None]:
+    """For work that is not training: tells of what is done, and of how much there is."""
+    return lambda done, of: progress(Tick(what, done, of)) if progress else None
 
 
 @contextmanager
@@ -34,7 +47,7 @@ def training_bar(console: Console | None = None) -> Iterator[Callable[[Tick], No
     """
     console = console or Console(stderr=True)
     lines = Lines(console)
-    with _bars(console) as progress:
+    with stage_bars(console) as progress:
         bar = progress.add_task("", total=None, facts="")
 
         def show(tick: Tick) -> None:
@@ -43,161 +56,15 @@ def training_bar(console: Console | None = None) -> Iterator[Callable[[Tick], No
                 description=tick.recipe,
                 completed=tick.step,
                 total=tick.steps,
-                facts=_facts(tick),
+                facts=facts_of(tick),
             )
             lines.show(tick.recipe, _steps(tick), tick.step, tick.steps)
 
         yield show
 
 
-class Bars:
-    """A watcher of `driver.run` that draws one bar per stage; where there is no terminal, lines."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.bars: dict[str, TaskID] = {}
-        self.progress = _bars(console)
-        self.lines = Lines(console)
-
-    def __enter__(self) -> Bars:
-        self.progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.progress.stop()
-
-    def started(self, stage: Stage, left: int) -> None:
-        """A stage begins."""
-        bar = self.progress.add_task(stage.label, total=None, facts="")
-        self.bars[stage.key] = bar
-        if not self.console.is_terminal:
-            self.console.print(f"{stage.label}: started, {left} to do")
-
-    def ticked(self, stage: Stage, tick: Tick) -> None:
-        """A stage took a training step."""
-        self._show(stage, tick.step, tick.steps, _facts(tick))
-
-    def timing(self, stage: Stage, done: int, of: int) -> None:
-        """A stage's model is being timed."""
-        self._show(stage, done, of, "timing")
-
-    def finished(self, stage: Stage, seconds: float) -> None:
-        """A stage's records are on disk."""
-        self.progress.remove_task(self.bars.pop(stage.key))
-        self.console.print(f"{stage.label}: done in {seconds:.0f} s")
-
-    def _show(self, stage: Stage, done: int, of: int, facts: str) -> None:
-        if stage.key in self.bars:  # a tick may come in after the stage's end
-            self.progress.update(self.bars[stage.key], completed=done, total=of, facts=facts)
-            self.lines.show(stage.label, f"{done:,} of {of:,}  {facts}", done, of)
-
-
-class Overview:
-    """A watcher of several runs: every table with what is done, running, to come, and time left.
-
-    `tables` are the pieces of work that each one needs: the key of a stage, and `timing_of` it if
-    its model is timed. `expected` is how many seconds a piece took elsewhere; what is not in there
-    is taken to be as long as what has been run so far.
-    """
-
-    def __init__(
-        self,
-        console: Console,
-        tables: Mapping[str, Collection[str]],
-        done: Collection[str],
-        expected: Mapping[str, float],
-        jobs: int,
-    ) -> None:
-        self.console, self.tables, self.expected, self.jobs = console, tables, expected, jobs
-        self.wanted = {piece for pieces in tables.values() for piece in pieces}
-        self.done = set(done)
-        self.began: dict[str, float] = {}
-        self.took: list[float] = []
-        self.bars = Bars(console)
-        self.live = Live(console=console, get_renderable=self._render, refresh_per_second=2)
-
-    def __enter__(self) -> Overview:
-        if self.console.is_terminal:
-            self.live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self.console.is_terminal:
-            self.live.stop()
-
-    def started(self, stage: Stage, left: int) -> None:
-        """A stage begins."""
-        self.began[self._piece(stage)] = time.monotonic()
-        self.bars.started(stage, left)
-
-    def ticked(self, stage: Stage, tick: Tick) -> None:
-        """A stage took a training step."""
-        self.bars.ticked(stage, tick)
-
-    def timing(self, stage: Stage, done: int, of: int) -> None:
-        """A stage's model is being timed."""
-        self.bars.timing(stage, done, of)
-
-    def finished(self, stage: Stage, seconds: float) -> None:
-        """A stage's records are on disk."""
-        piece = self._piece(stage)
-        self.took.append(seconds)
-        self.began.pop(piece, None)
-        self.done.add(piece)
-        self.bars.finished(stage, seconds)
-        if not self.console.is_terminal:
-            self.console.print(self.summary(), highlight=False)
-
-    def _piece(self, stage: Stage) -> str:
-        """A stage that has its records already can only be under the clock now."""
-        return timing_of(stage.key) if stage.key in self.done else stage.key
-
-    def seconds_left(self) -> float | None:
-        """How long what is left will take, if anything is known of how long things take."""
-        usual = sum(self.took) / len(self.took) if self.took else None
-        side_by_side = alone = 0.0
-        for piece in self.wanted - self.done:
-            whole = self.expected.get(piece, usual)
-            if whole is None:
-                return None
-            began = self.began.get(piece)
-            seconds = whole if began is None else max(0.0, whole - (time.monotonic() - began))
-            if piece.startswith(TIMING):
-                alone += seconds
-            else:
-                side_by_side += seconds
-        return alone + side_by_side / self.jobs
-
-    def summary(self) -> str:
-        """How far it is, in a line."""
-        done = f"{len(self.wanted & self.done)} of {len(self.wanted)} pieces"
-        left = self.seconds_left()
-        return f"{done}, about {max(1, round(left / 60))} min left" if left else done
-
-    def _render(self) -> Group:
-        table = Table("table", "", "pieces", box=None, pad_edge=False, header_style="dim")
-        for name, keys in self.tables.items():
-            done = sum(key in self.done for key in keys)
-            state, style = "to come", "dim"
-            if done == len(keys):
-                state, style = "done", "green"
-            elif any(key in self.began for key in keys):
-                state, style = "running", "bold"
-            table.add_row(name, state, f"{done} / {len(keys)}", style=style)
-        return Group(table, self.summary(), self.bars.progress.get_renderable())
-
-
-def _facts(tick: Tick) -> str:
+def facts_of(tick: Tick) -> str:
+    """What a bar says beside how far it is."""
     if tick.loss is None:
         return tick.recipe
     facts = f"epoch {tick.epoch}/{tick.epochs}  loss {tick.loss:.4f}  cost {tick.cost:.3f}"
@@ -205,10 +72,11 @@ def _facts(tick: Tick) -> str:
 
 
 def _steps(tick: Tick) -> str:
-    return f"{tick.step:,} of {tick.steps:,}  {_facts(tick)}"
+    return f"{tick.step:,} of {tick.steps:,}  {facts_of(tick)}"
 
 
-def _bars(console: Console) -> Progress:
+def stage_bars(console: Console) -> Progress:
+    """Bars with room for facts; none are drawn where there is no terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -221,3 +89,61 @@ def _bars(console: Console) -> Progress:
         disable=not console.is_terminal,
         transient=True,
     )
+
+
+@dataclass
+class _Pace:
+    """When a piece of work was first heard of and how far it was, and when it was last shown."""
+
+    began: float
+    first: int
+    last: int
+    shown: float
+
+
+class Lines:
+    """Prints how far each piece of work is every `EVERY` seconds; on a terminal, nothing."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._paces: dict[str, _Pace] = {}
+
+    def show(self, name: str, facts: str, done: int, of: int | None) -> None:
+        """Takes note of how far a piece of work is; the time left is by its pace so far."""
+        if self.console.is_terminal:
+            return
+        now = time.monotonic()
+        pace = self._paces.get(name)
+        if pace is None or done < pace.last:  # its next part, with another pace
+            shown = pace.shown if pace else now
+            pace = self._paces[name] = _Pace(now, done, done, shown)
+        pace.last = done
+        if now - pace.shown < EVERY:
+            return
+        pace.shown = now
+        left = ""
+        if of and done > pace.first:
+            seconds = (of - done) * (now - pace.began) / (done - pace.first)
+            left = f", about {_duration(seconds)} left"
+        line = f"{name}: {facts}{left}"
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@contextmanager
+def working_bar(name: str, console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A bar for one piece of work; where there is no terminal, lines. It takes done and total."""
+    lines = Lines(console)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(name, total=None)
+
+        def show(done: int, of: int) -> None:
+            progress.update(bar, completed=done, total=of)
+            lines.show(name, f"{done:,} of {of:,}", done, of)
+
+        yield show

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from apportion.elastic.elastic import OwnForm
-from apportion.method.gates import check_budget
+from apportion.method.units import check_budget
 
 Objective = Literal["dense", "soft", "straight-through", "nested"]
 

@@ -1,7 +1,11 @@
-"""The state of a run that is training: one safetensors file with the notes in its header."""
+"""What a killed training needs to go on: one safetensors file with notes in its header.
+
+The notes say which run it belongs to: only that one may go on from it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
+from apportion.data.task import Task
+from apportion.elastic.checkpoint import weights_digest
+from apportion.elastic.elastic import Elastic, plain_of
 from apportion.files import replacing, save_tensors
+from apportion.training.recipes import Recipe
 
 
 @dataclass(frozen=True)
@@ -58,3 +66,23 @@ def load_state(path: Path) -> TrainingState:
             f"{path} is not a readable training state ({error}); remove it to start again"
         ) from None
     return TrainingState(weights, best, moments, notes)
+
+
+def run_identity(
+    model: nn.Module, task: Task, recipe: Recipe, seed: int, teacher: nn.Module | None
+) -> str:
+    """A hash of all that decides how a run ends."""
+    parts = {
+        "model": _fingerprint(model),
+        "teacher": None if teacher is None else _fingerprint(teacher),
+        "data": task.digest(),
+        "recipe": recipe.identity(),
+        "seed": seed,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _fingerprint(model: nn.Module) -> list[str]:
+    """A model's weights, and what decides what they compute."""
+    gates = (model.gates.tau, model.units.to_dict()) if isinstance(model, Elastic) else None
+    return [weights_digest(model), repr(getattr(plain_of(model), "config", None)), repr(gates)]

@@ -26,7 +26,7 @@ from apportion.study import records
 from apportion.study.experiment import Experiment, current
 from apportion.study.measuring import run_stage, time_predictions_of, time_stage
 from apportion.study.stages import Stage, has_model, is_done
-from apportion.training.loop import Tick
+from apportion.training.progress import Tick
 
 
 class Watcher(Protocol):
