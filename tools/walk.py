@@ -76,7 +76,17 @@ def walked(words: list[str]) -> dict[str, int]:
 def way(name: str, home: Path) -> dict[str, int]:
     """Counts one of the ways in a process of its own, on what stands in a folder."""
     words = {
-        "train": ["train", "--data", "texts", "--model", "encoder", "--units", "all"],
+        "train": [
+            "train",
+            "--data",
+            "texts",
+            "--model",
+            "encoder",
+            "--units",
+            "all",
+            "--length",
+            "24",
+        ],
         "convert": ["convert", "classifier", "--data", "texts", "--length", "24"],
         "predict": ["predict", "runs/converted/model", "texts/test.csv", "-b", "0.5"],
         "reproduce": ["reproduce", "short", "--quick", "--jobs", "1", "--plan", str(PLAN)],

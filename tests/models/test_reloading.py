@@ -27,8 +27,8 @@ import apportion
 from apportion.elastic.checkpoint import load, save
 from apportion.elastic.elastic import Elastic, _gates_of_this_call, _Gating, plain_of
 from apportion.elastic.head_mask import prune_heads
+from apportion.models import hub
 from apportion.models.compute import compare_compute
-from apportion.models.configs import hub
 from apportion.models.hub import load_model, load_words
 from apportion.models.labels import reorder_head
 from apportion.models.reloading import kept_of

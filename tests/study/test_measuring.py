@@ -19,7 +19,8 @@ from transformers import (
 from witnesses import Clock, ToldApart, watch_rows
 
 from apportion.data.text import Text
-from apportion.elastic.elastic import Elastic, scoring
+from apportion.elastic import scoring
+from apportion.elastic.elastic import Elastic
 from apportion.elastic.evaluation import (
     SWEEP,
     Outcome,

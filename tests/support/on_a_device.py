@@ -10,10 +10,11 @@ import torch
 from single_precision import DEVICE, single_precision
 
 from apportion.data.marked import Marked
-from apportion.elastic.elastic import Elastic, scoring
+from apportion.elastic import scoring
+from apportion.elastic.elastic import Elastic
 from apportion.elastic.repairing import repair
 from apportion.models.encoder import Encoder, EncoderConfig
-from apportion.training.loop import loop as training
+from apportion.training import loop as training
 from apportion.training.recipes import RECIPES
 
 SHAPE = {"layers": 2, "heads": 4, "hidden": 16, "feedforward": 64}

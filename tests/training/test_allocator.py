@@ -48,7 +48,7 @@ def test_training_asks_for_it_and_computes_the_same_without():
 
 @pytest.mark.parametrize("libc", ["", "musl"])
 def test_other_c_libraries_are_left_alone(libc, monkeypatch):
-    from apportion.training.loop import allocator
+    from apportion.training import allocator
 
     monkeypatch.setattr(allocator.platform, "libc_ver", lambda: (libc, ""))
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: pytest.fail("asked"))

@@ -15,7 +15,7 @@ from apportion.data.tokenizer import Words
 from apportion.elastic.elastic import Elastic, plain_of
 from apportion.elastic.manifest import is_number, is_whole
 from apportion.files import check
-from apportion.method.units import Allocation, Units
+from apportion.method.units import Allocation, Units, check_budget
 from apportion.models.encoder import Encoder
 from apportion.models.hub import positions_of
 from apportion.models.labels import CLASSIFIES, class_names
@@ -34,10 +34,14 @@ class _Trained:
     epochs: int
     lr: float
     floor: int
+    budgets: tuple[float, ...] = (1.0,)
+    select_at: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.lr <= 0 or self.floor < 0:
             raise ValueError(f"epochs {self.epochs}, lr {self.lr} and floor {self.floor}")
+        for budget in (*self.budgets, *self.select_at):
+            check_budget(budget)
 
 
 def check_notes(notes: Mapping[str, Any], model: nn.Module) -> None:
@@ -116,7 +120,7 @@ def _problem_of_recipes(recipes: Any) -> str | None:
     for number, recipe in enumerate(recipes, start=1):
         if not isinstance(recipe, dict):
             return f"has no table as its number {number}: {recipe!r:.80}"
-        lacks = set(_Trained.__annotations__) - set(recipe)
+        lacks = {"name", "objective", "epochs", "lr", "floor"} - set(recipe)
         if lacks:
             return f"has a number {number} without {', '.join(sorted(lacks))}"
         problem = _problem_of_numbers(recipe, _Trained)

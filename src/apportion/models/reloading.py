@@ -189,8 +189,8 @@ def carry_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """
     if RECORD not in config:
         raise ValueError("only a cut model of Transformers needs code to load without apportion")
-    package = resources.files("apportion")
-    code = (package / "backbones" / CODE[0]).read_text(encoding="utf-8")
+    package = resources.files("apportion.models")
+    code = (package / CODE[0]).read_text(encoding="utf-8")
     write_text(folder / CODE[0], code.replace("from apportion.models.shrinking", "from .shrinking"))
     write_text(folder / CODE[1], (package / CODE[1]).read_text(encoding="utf-8"))
     (name,) = config["architectures"]

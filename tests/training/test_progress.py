@@ -13,7 +13,7 @@ from apportion import fit, recipe, training_bar
 from apportion.data.marked import Marked
 from apportion.study.bars import Bars, Overview
 from apportion.study.stages import Stage
-from apportion.training.loop import lines
+from apportion.training import progress
 from apportion.training.progress import Lines, Tick, working_bar
 
 
@@ -21,7 +21,7 @@ from apportion.training.progress import Lines, Tick, working_bar
 def clock(monkeypatch):
     """Time as the test has it, in seconds."""
     now = [1000.0]
-    monkeypatch.setattr("apportion.training.lines.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("apportion.training.progress.time.monotonic", lambda: now[0])
     return now
 
 
@@ -95,7 +95,7 @@ def test_a_terminal_gets_bars_and_no_lines(clock):
 
 
 def test_a_call_of_fit_speaks_too(task, encoder, clock, monkeypatch):
-    monkeypatch.setattr(lines, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     where = console()
     with training_bar(where) as bar:
         fit(encoder, task, recipe("dense", epochs=1), seed=7, progress=bar)
@@ -104,7 +104,7 @@ def test_a_call_of_fit_speaks_too(task, encoder, clock, monkeypatch):
 
 
 def test_commands_speak_where_stderr_is_no_terminal(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     code, _, err = run(capsys, *TRAIN.split(), "--out", str(tmp_path))
     assert code == 0 and re.search(r"dense · data 1 · seed 7: 1 of 1  epoch 1/1  loss", err)
     made = str(tmp_path / "checkpoint")
