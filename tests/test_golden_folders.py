@@ -41,6 +41,7 @@ def test_a_cut_model_answers_as_it_did(name):
     torch.testing.assert_close(checkpoint.model(input_ids=IDS).logits, expected("cut"))
 
 
+@pytest.mark.slow
 def test_a_self_contained_folder_still_loads_without_apportion(tmp_path):
     script = """
 import json, sys

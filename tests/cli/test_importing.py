@@ -95,6 +95,7 @@ def cut_folder(tmp_path_factory):
     return home / "half"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["apportion", "transformers"])
 def test_the_auto_classes_know_cut_models_whoever_is_imported_first(cut_folder, first):
     imports = ["import apportion", "from transformers import AutoModelForSequenceClassification"]

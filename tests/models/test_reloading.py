@@ -159,6 +159,7 @@ def test_importing_apportion_does_not_import_transformers():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "distilbert", "vit"])
 def test_a_self_contained_folder_loads_without_apportion(name, tmp_path):
     smaller, kept = smaller_of(name)

@@ -99,6 +99,7 @@ def test_bad_rows_are_named_and_the_others_are_answered(checkpoint, tmp_path, ca
     assert "3 rows predicted, 4 could not be read" in err
 
 
+@pytest.mark.slow
 def test_stdin_is_read_and_stdout_written_as_a_stream(checkpoint):
     command = [sys.executable, "-m", "apportion.cli", "predict", str(checkpoint)]
     texts = "a match\n\nthe bank and the stock\n"
@@ -110,6 +111,7 @@ def test_stdin_is_read_and_stdout_written_as_a_stream(checkpoint):
     assert json.loads(done.stdout)["line"] == 2
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_enough_ends_it_quietly(checkpoint, tmp_path):
     (tmp_path / "in.txt").write_text("a match\n" * 20_000)
     command = (
@@ -122,6 +124,7 @@ def test_a_reader_that_has_enough_ends_it_quietly(checkpoint, tmp_path):
     assert "Traceback" not in done.stderr and "Broken pipe" not in done.stderr
 
 
+@pytest.mark.slow
 def test_predictions_reach_stdout_though_stderr_is_a_terminal(checkpoint, tmp_path):
     (tmp_path / "in.txt").write_text("a match\n" * 600)
     ours, theirs = os.openpty()
@@ -136,6 +139,7 @@ def test_predictions_reach_stdout_though_stderr_is_a_terminal(checkpoint, tmp_pa
     assert len(out.splitlines()) == 601
 
 
+@pytest.mark.slow
 def test_a_pipe_is_read_and_a_device_is_not_replaced(checkpoint):
     command = f"{sys.executable} -m apportion.cli predict {checkpoint} <(echo a match) --out "
     for out in ("/dev/stdout", "/dev/null"):
@@ -145,6 +149,7 @@ def test_a_pipe_is_read_and_a_device_is_not_replaced(checkpoint):
     assert not Path("/dev/null").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("closed", "says"), [("x.txt >&-", "stdout is closed"), ("- <&-", "stdin is closed")]
 )
@@ -196,6 +201,7 @@ READS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", READS.values(), ids=READS)
 def test_an_interrupt_ends_it_though_the_input_is_open(checkpoint, tmp_path, command):
     pipe, out = tmp_path / "pipe", tmp_path / "out.csv"

@@ -298,6 +298,7 @@ def test_every_experiment_of_the_project_can_be_read():
         assert read_experiment(file).name == file.stem
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on_to_the_same_weights(tmp_path):
     """A real kill after the first stage, and the same command again."""
 

@@ -38,6 +38,7 @@ def trained(**environment: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_training_asks_for_it_and_computes_the_same_without():
     digest, asked = trained()
     assert asked.split()[0] == "1"  # `fit` had asked

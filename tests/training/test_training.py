@@ -304,6 +304,7 @@ def test_a_recipe_survives_json():
     assert Recipe.from_dict(json.loads(json.dumps(BUDGETED.to_dict()))) == BUDGETED
 
 
+@pytest.mark.slow
 def test_the_same_call_runs_on_two_processes(task, encoder, tmp_path):
     """Two processes share each batch, so they end where one process ends, to float precision."""
     script = Path(__file__).parents[1] / "support" / "short_training.py"
