@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from apportion.data.task import Task
-    from apportion.elastic.elastic import Elastic
-    from apportion.elastic.evaluation import Form
+    from apportion.elastic.elastic import Elastic, Form
 
 Folder = Annotated[Path, typer.Argument(help="A checkpoint folder.", show_default=False)]
 Budgets = Annotated[

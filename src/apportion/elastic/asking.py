@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from apportion.elastic.elastic import Elastic, OwnForm
+from apportion.elastic.elastic import TRAINED_FORMS, Elastic, Form
 from apportion.method.units import check_budget
 
 _KEYS = ("form", "floor", "lowest")
@@ -51,15 +51,14 @@ def told(model: Elastic, facts: Mapping[str, Any], notes: Mapping[str, Any]) -> 
     measured_at = _measured_at(notes)
     try:
         recipe = notes["recipes"][-1]
-        objective, floor = recipe["objective"], int(recipe["floor"])
+        trained, floor = TRAINED_FORMS.get(recipe["objective"], "hard"), int(recipe["floor"])
         trained_at = [check_budget(b) for b in (recipe["budgets"][0], *recipe["select_at"])]
     except (IndexError, KeyError, TypeError, ValueError):  # notes may be anybody's
         return model.made_for(model.form, 0, min(measured_at, default=None))
-    form: OwnForm = "soft" if objective == "soft" else "hard"  # of gates set from scores, too
-    if model.form == "nested":
-        form = "nested"
-    if objective == "dense":
-        trained_at = []
+    if trained is None:
+        trained_at = []  # a plain model has no budgets
+    form: Form = "soft" if trained == "soft" else "hard"
+    form = "nested" if model.form == "nested" else form
     return model.made_for(form, floor, min([*trained_at, *measured_at], default=None))
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from apportion.data.task import CLASSIFICATION
 from apportion.data.tokenizer import Words
 from apportion.elastic.asking import asking_of
 from apportion.elastic.card import model_card
@@ -91,7 +92,8 @@ class Checkpoint:
 
     @property
     def classes(self) -> list[str] | None:
-        """The names of its classes, if it says them."""
+        """The names of the classes that it tells apart, if it says them; others are refused."""
+        CLASSIFICATION.check(plain_of(self.model))
         plain = plain_of(self.model)
         if "classes" in self.notes or not type(plain).__name__.endswith(CLASSIFIES):
             return self.notes.get("classes")
