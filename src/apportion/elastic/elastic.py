@@ -84,6 +84,11 @@ class Elastic(nn.Module):
         """The form of a call that does not say more: soft or hard."""
         return "soft" if self.form == "soft" else "hard"
 
+    @property
+    def made_as(self) -> dict[str, Any]:
+        """What `made_for` was given: how it is to be asked."""
+        return {"form": self.form, "floor": self.floor, "lowest": self.lowest}
+
     def made_for(self, form: Form, floor: int = 0, lowest: float | None = None) -> Elastic:
         """This model, told how it is to be asked from now on."""
         if form not in MADE_FOR:
