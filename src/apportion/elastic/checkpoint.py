@@ -103,7 +103,7 @@ class Checkpoint:
 
     @property
     def classes(self) -> list[str] | None:
-        """The names of the classes that it tells apart, if it says them; others are refused."""
+        """The names of its classes, if it has any; a model that does not classify is refused."""
         CLASSIFICATION.check(self.plain)
         if "classes" in self.notes or not type(self.plain).__name__.endswith(CLASSIFIES):
             return self.notes.get("classes")
@@ -205,7 +205,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def limit(model: nn.Module, floor: int, lowest: float) -> None:
-    """Tells a model, if it is elastic, of its floor and its smallest budget; its form stays."""
+    """Sets the floor and the smallest budget of an elastic model; its form stays."""
     if isinstance(model, Elastic):
         model.made_for(model.form, floor, lowest)
 

@@ -45,7 +45,7 @@ class _Trained:
 
 
 def check_notes(notes: Mapping[str, Any], model: nn.Module) -> None:
-    """Complains of a note that says what its readers can't use, or what is not so.
+    """Complains of a note that its readers can't use, or that contradicts the model.
 
     Notes that nobody here reads may be anything.
     """

@@ -90,7 +90,7 @@ class Elastic(nn.Module):
         return {"form": self.form, "floor": self.floor, "lowest": self.lowest}
 
     def made_for(self, form: Form, floor: int = 0, lowest: float | None = None) -> Elastic:
-        """This model, told how it is to be asked from now on."""
+        """This model, which is asked in this form, with this floor and from this budget on."""
         if form not in MADE_FOR:
             raise ValueError(f"a model's form is one of {', '.join(MADE_FOR)}, not {form!r}")
         if (form == "nested") != (self.form == "nested"):

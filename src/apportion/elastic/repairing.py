@@ -149,19 +149,19 @@ def _divide(split: Split, held_out: Split | None) -> tuple[Split, Split]:
 
 
 def _enough(split: Split, unknowns: int) -> int:
-    """How many rows of a split have enough tokens for so many unknowns, if it has that many."""
+    """How many rows of a split have `_TOKENS` tokens per unknown, if it has that many."""
     width = next(iter(split.inputs.values())).shape[1]
     lengths = torch.full((len(split),), width) if split.lengths is None else split.lengths
     return int((lengths.cumsum(0) < _TOKENS * (unknowns + 1)).sum()) + 1
 
 
 def _sum(apart: Apart) -> float:
-    """How far the models are from the dense one, each in proportion: nearer is nearer at any."""
+    """The summed log divergence from the dense model, so that every budget counts alike."""
     return sum(math.log(divergence + _NEAR) for divergence, _ in apart)
 
 
 def _harms(apart: Apart, before: Apart) -> bool:
-    """Whether a budget that works was taken away from the dense model."""
+    """Whether a budget that worked is now farther from the dense model."""
     return any(
         works >= _WORKS and agrees < AGREEMENT and divergence > least + _NEAR
         for (divergence, agrees), (least, works) in zip(apart, before, strict=True)

@@ -142,7 +142,7 @@ def _problem_of_elastic(facts: Any) -> str | None:
 def restore(
     manifest: Mapping[str, Any], folder: Path
 ) -> tuple[nn.Module, Allocation | None, Words | None]:
-    """The model, what a cut kept, and the words, of a folder whose manifest was read."""
+    """The model, the allocation that a cut kept, and the tokenizer, of a folder by its manifest."""
     kind = manifest["kind"]
     for name, facts in sorted(manifest["files"].items()):
         path = folder / name
@@ -162,28 +162,33 @@ def restore(
     if kind == "dense":
         check_heads(Units.from_dict(manifest["units"]), model)
     if kind == "elastic":
-        facts = manifest["elastic"]
-        model = Elastic(model, facts["kinds"], facts["length"], facts["tau"], facts["block"])
-        if model.units.to_dict() != manifest["units"]:
-            raise ValueError(f"checkpoint {folder} lists other units than its model has")
-        gates = read_tensors(folder / GATES)
-        if "order" in gates:
-            model.gates.fix_order(gates["order"])
-            check_order(gates["order"], model.units)
-        _check_weights(model.gates.state_dict(), read_shapes(folder / GATES), folder)
-        _load_weights(model.gates, gates)
-        with torch.no_grad():
-            opened = {"z": model.gates(torch.tensor((0.01, 0.25, 0.5, 0.75, 1.0)))}
-        check_finite(opened, folder / GATES)
-        try:
-            _made_as(model, facts, manifest["notes"])
-        except ValueError as error:
-            raise ValueError(f"{folder / MANIFEST} can't be right: {error}") from None
+        model = _restore_elastic(model, manifest, folder)
     words = None
     if WORDS in manifest["files"]:
         settings = read_json(folder / SETTINGS) if SETTINGS in manifest["files"] else None
         words = Words.from_json((folder / WORDS).read_text(encoding="utf-8"), settings)
     return model.eval(), kept, words
+
+
+def _restore_elastic(plain: nn.Module, manifest: Mapping[str, Any], folder: Path) -> Elastic:
+    """The elastic model around a plain one, with its gates, its order, and what it was made for."""
+    facts = manifest["elastic"]
+    model = Elastic(plain, facts["kinds"], facts["length"], facts["tau"], facts["block"])
+    if model.units.to_dict() != manifest["units"]:
+        raise ValueError(f"checkpoint {folder} lists other units than its model has")
+    gates = read_tensors(folder / GATES)
+    if "order" in gates:
+        model.gates.fix_order(gates["order"])
+        check_order(gates["order"], model.units)
+    _check_weights(model.gates.state_dict(), read_shapes(folder / GATES), folder)
+    _load_weights(model.gates, gates)
+    with torch.no_grad():
+        opened = {"z": model.gates(torch.tensor((0.01, 0.25, 0.5, 0.75, 1.0)))}
+    check_finite(opened, folder / GATES)
+    try:
+        return _made_as(model, facts, manifest["notes"])
+    except ValueError as error:
+        raise ValueError(f"{folder / MANIFEST} can't be right: {error}") from None
 
 
 def _load_model(config: Mapping[str, Any], kept: Allocation | None, folder: Path) -> nn.Module:

@@ -33,8 +33,8 @@ class Scored:
 def loss_increase(model: Elastic, split: Split, progress: Progress | None = None) -> Scored:
     """How much the loss on a split rises when each unit alone is switched off.
 
-    The paper's post-hoc baseline; the split is validation, never test. What lies below a unit
-    does not change when it is switched off, so it is computed once for all of them.
+    The paper's post-hoc baseline; the split is validation, never test. Layers below a unit do not
+    change when it is switched off, so they are computed once for all units.
     """
     model = copy.deepcopy(model).eval()
     units = model.units
@@ -89,7 +89,7 @@ def squared_gradient(model: Elastic, split: Split, progress: Progress | None = N
     rows = torch.arange(min(SCORED_ROWS, len(split)))
     started = time.perf_counter()
     for batch in _batches(model, split.take(rows), progress):
-        # A gate an example, so that gradients are squared before they are summed.
+        # One gate per example, so that gradients are squared before they are summed.
         z = torch.ones(len(batch[1]), len(model.units), requires_grad=True)
         (gradient,) = torch.autograd.grad(_summed_loss(model, split, batch, z), z)
         scores += gradient.double().square().sum(dim=0)
@@ -103,7 +103,7 @@ def random(units: Units, seed: int) -> Scored:
 
 
 def learned(teacher: Elastic | None) -> Scored:
-    """What another model's gates learned, as scores for this one: is the order alone worth it?"""
+    """The gates of another model as scores of this one: is their order alone worth it?"""
     if teacher is None:
         raise ValueError("what gates learned needs a teacher that has them")
     return Scored(teacher.gates(0.5).detach(), {})

@@ -76,16 +76,18 @@ class Soft(StraightThrough):
 
     def payment(self, budget: float) -> tuple[Tensor | float, float]:
         """λ·C(B) + β·max(0, C(B) − B)², and C(B)."""
-        paid = self.model.cost(budget)
-        return budget_loss(paid, budget, self.recipe.lam, self.recipe.beta), float(paid.detach())
+        cost = self.model.cost(budget)
+        return self._paid(cost, budget), float(cost.detach())
 
     @torch.no_grad()
     def validation(self) -> tuple[list[Call], float]:
         """One call per budget, and what all of them pay."""
         calls, _ = super().validation()
         budgets = torch.tensor(self.recipe.select_at, device=self.model.gates.a.device)
-        costs = self.model.cost(budgets)
-        return calls, float(budget_loss(costs, budgets, self.recipe.lam, self.recipe.beta))
+        return calls, float(self._paid(self.model.cost(budgets), budgets))
+
+    def _paid(self, cost: Tensor, budget: Tensor | float) -> Tensor:
+        return budget_loss(cost, budget, self.recipe.lam, self.recipe.beta)
 
 
 class Nested(StraightThrough):
@@ -97,7 +99,7 @@ class Nested(StraightThrough):
             raise ValueError(f"recipe {recipe.name!r} trains through views, on one process")
 
         def in_mixed_precision(call: Callable[..., Any]) -> Callable[..., Any]:
-            """A call as Accelerate would make it of a model that it prepared; views are none."""
+            """The call under autocast: Accelerate wraps models that it prepared, and no views."""
             if not accelerator.native_amp:
                 return call
             wrapped: Callable[..., Any] = convert_outputs_to_fp32(accelerator.autocast()(call))
@@ -128,7 +130,7 @@ OBJECTIVES: dict[Objective, type[Dense]] = {
 
 
 class Teacher:
-    """A model that a student learns from: asked at the student's budget if it has budgets."""
+    """The model that a student learns from; one with budgets is asked at the student's."""
 
     def __init__(self, model: nn.Module, lowest: float) -> None:
         self.model = model.eval()
