@@ -13,7 +13,7 @@ from accelerate.utils import convert_outputs_to_fp32
 from torch import Tensor, nn
 
 from apportion.data.task import Criterion
-from apportion.elastic.elastic import Elastic, logits_of, plain_of
+from apportion.elastic.elastic import Elastic, Form, logits_of, plain_of
 from apportion.method.losses import budget_loss, distill_loss, hidden_loss
 from apportion.method.units import check_budget
 from apportion.models.activations import layer_names, remembering
@@ -48,46 +48,43 @@ class Dense:
 
 
 class StraightThrough(Dense):
-    """An elastic model under hard masks, whose gates learn as if they were soft."""
+    """An elastic model under hard masks, whose gates learn as if they were soft.
 
-    form = "straight-through"
-    validated = "hard"
+    It was made for the recipe, so its own floor is the recipe's.
+    """
+
+    form: Form = "straight-through"
     model: Elastic
 
     def answer(self, budget: float, inputs: Mapping[str, Tensor]) -> Any:
         """What the student returns with its units gated."""
-        asked = {"budget": budget, "form": self.form, "floor": self.recipe.floor}
-        return self.student(**inputs, **asked)
+        return self.student(**inputs, **{"budget": budget, "form": self.form})
 
     def payment(self, budget: float) -> tuple[Tensor | float, float]:
-        """Nothing under hard masks, which never cost more than the budget."""
-        return 0.0, self.model.allocation(budget, self.recipe.floor).cost
+        """Nothing: a hard mask costs what the budget buys."""
+        return 0.0, self.model.allocation(budget).cost
 
     def validation(self) -> tuple[list[Call], float]:
-        """One call per budget that chooses the best epoch."""
-        options = {"form": self.validated, "floor": self.recipe.floor}
-        return [(self.model, {"budget": b, **options}) for b in self.recipe.select_at], 0.0
+        """One call per budget, in the form that the model was made for."""
+        return [(self.model, {"budget": budget}) for budget in self.recipe.select_at], 0.0
 
 
 class Soft(StraightThrough):
     """An elastic model with gates as they are, which pays for what is open (Eq. 5)."""
 
-    form = validated = "soft"
+    form = "soft"
 
-    def payment(self, budget: float) -> tuple[Tensor | float, float]:
-        """λ·C(B) + β·max(0, C(B) − B)², and C(B)."""
+    def payment(self, budget: float | Tensor) -> tuple[Tensor | float, float]:
+        """λ·C(B) + β·max(0, C(B) − B)², and C(B), averaged over several budgets."""
         cost = self.model.cost(budget)
-        return self._paid(cost, budget), float(cost.detach())
+        paid = budget_loss(cost, budget, self.recipe.lam, self.recipe.beta)
+        return paid, float(cost.detach().mean())
 
     @torch.no_grad()
     def validation(self) -> tuple[list[Call], float]:
-        """One call per budget, and what all of them pay."""
-        calls, _ = super().validation()
+        """One call per budget, and what they pay on average."""
         budgets = torch.tensor(self.recipe.select_at, device=self.model.gates.a.device)
-        return calls, float(self._paid(self.model.cost(budgets), budgets))
-
-    def _paid(self, cost: Tensor, budget: Tensor | float) -> Tensor:
-        return budget_loss(cost, budget, self.recipe.lam, self.recipe.beta)
+        return super().validation()[0], float(self.payment(budgets)[0])
 
 
 class Nested(StraightThrough):
@@ -109,16 +106,15 @@ class Nested(StraightThrough):
 
     def answer(self, budget: float, inputs: Mapping[str, Tensor]) -> Any:
         """What the budget's units compute, in its share of the time."""
-        return self.views(self.model.allocation(budget, self.recipe.floor), **inputs)
+        return self.views(self.model.allocation(budget), **inputs)
 
     def inside(self, budget: float) -> nn.Module:
         """The modules that compute the budget's units."""
-        return self.views.shape(self.model.allocation(budget, self.recipe.floor))
+        return self.views.shape(self.model.allocation(budget))
 
     def validation(self) -> tuple[list[Call], float]:
         """Cut models: the hard mask's numbers, in a budget's share of the time."""
-        floor = self.recipe.floor
-        return [(self.model.cut(budget, floor), {}) for budget in self.recipe.select_at], 0.0
+        return [(self.model.cut(budget), {}) for budget in self.recipe.select_at], 0.0
 
 
 OBJECTIVES: dict[Objective, type[Dense]] = {

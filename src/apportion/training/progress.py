@@ -35,7 +35,7 @@ class Tick:
 
 
 def telling(progress: Callable[[Tick], None] | None, what: str) -> Callable[[int, int], None]:
-    """A callback for work that is not training, which takes how much is done and how much there is."""
+    """A callback for other work than training: it takes what is done, and how much there is."""
     return lambda done, of: progress(Tick(what, done, of)) if progress else None
 
 
