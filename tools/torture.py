@@ -338,7 +338,7 @@ def misfit(loaded: Checkpoint, folder: Path) -> str | None:
             if any(bool((place[span].diff() < 0).any()) for span in model.units.spans.values()):
                 return "the order skips units"
         if loaded.words is not None:
-            hard = _answer(loaded, lambda **inputs: model(**inputs, budget=0.5, mode="hard"))
+            hard = _answer(loaded, lambda **inputs: model(**inputs, budget=0.5, form="hard"))
             if not torch.allclose(hard, _answer(loaded, model.cut(0.5)), rtol=1e-3, atol=1e-4):
                 return "the hard mask and the cut model answer differently"
     if loaded.kept is not None:

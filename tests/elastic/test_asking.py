@@ -43,12 +43,12 @@ def test_a_fresh_model_is_soft_and_has_neither_floor_nor_limit(elastic):
 
 
 def test_what_is_not_said_is_the_models_own(elastic, ids):
-    for form, mode in (("soft", "soft"), ("hard", "hard")):
+    for form in ("soft", "hard"):
         elastic.made_for(form, floor=1, lowest=0.3)
         with torch.no_grad():
-            assert torch.equal(elastic(ids, budget=0.3), elastic(ids, budget=0.3, mode=mode))
-            assert torch.equal(elastic.opening(0.3), elastic.opening(0.3, mode, 1))
-            assert elastic.cost(0.3) == elastic.cost(0.3, mode, 1)
+            assert torch.equal(elastic(ids, budget=0.3), elastic(ids, budget=0.3, form=form))
+            assert torch.equal(elastic.opening(0.3), elastic.opening(0.3, form, 1))
+            assert elastic.cost(0.3) == elastic.cost(0.3, form, 1)
     assert elastic.allocation(0.3) == elastic.allocation(0.3, floor=1)
     assert elastic.allocation(0.3) != elastic.allocation(0.3, floor=0)
     with torch.no_grad():
@@ -74,8 +74,8 @@ def test_a_nested_model_answers_hard(elastic, ids):
 def test_a_nested_model_is_never_half_open(elastic, task, ids):
     nested = elastic.nested()
     for asked in (
-        lambda: nested(ids, budget=0.5, mode="soft"),
-        lambda: nested(ids, budget=0.5, mode="straight-through"),
+        lambda: nested(ids, budget=0.5, form="soft"),
+        lambda: nested(ids, budget=0.5, form="straight-through"),
         lambda: nested.opening(0.5, "soft"),
         lambda: nested.cost(0.5, "soft"),
         lambda: evaluate(nested, task.test, 0.5, "soft"),
@@ -181,7 +181,7 @@ def test_an_arm_of_soft_gates_is_soft_whatever_the_models_form(elastic, ids):
     elastic.made_for("hard")
     arm = elastic_arms(elastic, (0.5,))["soft", 0.5]
     with torch.no_grad():
-        assert torch.equal(arm.call(ids, **arm.options), elastic(ids, budget=0.5, mode="soft"))
+        assert torch.equal(arm.call(ids, **arm.options), elastic(ids, budget=0.5, form="soft"))
 
 
 @pytest.mark.parametrize(
@@ -313,9 +313,9 @@ def test_an_old_checkpoint_is_asked_as_its_notes_say(elastic, tmp_path):
 def test_one_number_of_any_kind_is_a_budget(elastic, ids, budget):
     assert check_budget(budget) == 0.5 and type(check_budget(budget)) is float
     with torch.no_grad():
-        for mode in ("soft", "hard", "straight-through"):
-            expected = elastic(ids, budget=0.5, mode=mode)
-            assert torch.equal(elastic(ids, budget=budget, mode=mode), expected)
+        for form in ("soft", "hard", "straight-through"):
+            expected = elastic(ids, budget=0.5, form=form)
+            assert torch.equal(elastic(ids, budget=budget, form=form), expected)
         skipping = Skipping(elastic)
         assert skipping.at(budget) is skipping.at(0.5)
     assert elastic.allocation(budget) == elastic.allocation(0.5)
@@ -351,7 +351,7 @@ def test_what_is_not_one_number_is_refused_in_one_sentence(elastic, ids, budget)
     several = isinstance(budget, torch.Tensor) and budget.dim() == 1
     if budget is not None:  # without a budget all units work
         asked += [
-            lambda: elastic(ids, budget=budget, mode="hard"),
+            lambda: elastic(ids, budget=budget, form="hard"),
             lambda: Skipping(elastic)(ids, budget=budget),
         ]
         if not several:  # a budget an example
@@ -430,7 +430,7 @@ def test_gates_stay_exact_in_a_model_of_another_precision(elastic, tmp_path, dty
         save(Checkpoint(half), tmp_path / "half")
         loaded = load(tmp_path / "half").model
         assert next(loaded.model.parameters()).dtype is dtype
-        for options in ({}, {"budget": 0.5}, {"budget": 0.5, "mode": "hard"}, {"budget": 1.0}):
+        for options in ({}, {"budget": 0.5}, {"budget": 0.5, "form": "hard"}, {"budget": 1.0}):
             assert torch.equal(loaded(ids, **options), half(ids, **options))
 
 
@@ -446,7 +446,7 @@ def test_a_model_without_weights_answers_with_shapes(elastic):
         empty = model.to("meta")
         assert empty(ids).shape == (6, 2)
         with pytest.raises(ValueError, match="no weights"):
-            empty(ids, budget=0.5, mode="hard")
+            empty(ids, budget=0.5, form="hard")
         with pytest.raises(ValueError, match="no weights"):
             empty.allocation(0.5)
     assert elastic.to("meta")(ids, budget=0.5).shape == (6, 2)

@@ -57,7 +57,7 @@ def test_the_order_of_a_nested_model_is_saved(elastic, tmp_path, task):
     assert loaded.gates.order.tolist() == nested.gates.order.tolist()
     ids = task.test.inputs["input_ids"]
     with torch.no_grad():
-        hard = {"budget": 0.4, "mode": "hard"}
+        hard = {"budget": 0.4, "form": "hard"}
         assert torch.equal(loaded(ids, **hard), nested(ids, **hard))
 
 

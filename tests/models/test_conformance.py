@@ -68,7 +68,7 @@ def test_all_open_is_the_original_model(model, elastic, inputs):
         expected = ask(model, inputs)
         assert torch.equal(ask(elastic, inputs), expected)
         assert torch.equal(ask(elastic, inputs, allocation=everything), expected)
-        assert torch.equal(ask(elastic, inputs, budget=1.0, mode="hard"), expected)
+        assert torch.equal(ask(elastic, inputs, budget=1.0, form="hard"), expected)
 
 
 def test_fresh_gates_at_a_full_budget_are_nearly_the_original_model(model, inputs):
@@ -80,7 +80,7 @@ def test_fresh_gates_at_a_full_budget_are_nearly_the_original_model(model, input
 @pytest.mark.parametrize("budget", [0.1, 0.25, 0.5, 0.8])
 def test_hard_equals_cut(elastic, inputs, budget):
     with torch.no_grad():
-        hard = ask(elastic, inputs, budget=budget, mode="hard")
+        hard = ask(elastic, inputs, budget=budget, form="hard")
         smaller = elastic.cut(budget).eval()
         assert torch.allclose(ask(smaller, inputs), hard, atol=1e-5)
         assert not torch.allclose(hard, ask(elastic, inputs), atol=1e-3)
@@ -125,9 +125,9 @@ def test_cut_twice_is_cut_once(elastic):
 
 
 def test_gradients_reach_weights_and_gates(elastic, inputs):
-    for mode in ("soft", "straight-through"):
+    for form in ("soft", "straight-through"):
         elastic.zero_grad()
-        ask(elastic, inputs, budget=0.6, mode=mode).square().sum().backward()
+        ask(elastic, inputs, budget=0.6, form=form).square().sum().backward()
         for name, parameter in elastic.named_parameters():
             assert parameter.grad is not None, name
         assert elastic.gates.a.grad.abs().min() > 0
@@ -194,7 +194,7 @@ def test_threads_that_ask_for_different_budgets_each_get_their_own(elastic, inpu
 def test_skipping_equals_hard_and_cut(elastic, inputs, budget):
     skipping = Skipping(elastic)
     with torch.no_grad():
-        hard = ask(elastic, inputs, budget=budget, mode="hard")
+        hard = ask(elastic, inputs, budget=budget, form="hard")
         assert torch.allclose(ask(skipping, inputs, budget=budget), hard, atol=1e-5)
         cut = ask(elastic.cut(budget).eval(), inputs)
         assert torch.allclose(ask(skipping, inputs, budget=budget), cut, atol=1e-5)
@@ -289,8 +289,8 @@ def test_wrong_requests_are_refused(model, elastic):
         find_sites(model, ("neurons",))
     with pytest.raises(ValueError, match="choose a block"):
         find_sites(model, block=50)
-    with pytest.raises(ValueError, match="mode must be one of"):
-        elastic(torch.zeros(1, 4, dtype=torch.long), budget=0.5, mode="harder")
+    with pytest.raises(ValueError, match="a call's form is one of"):
+        elastic(torch.zeros(1, 4, dtype=torch.long), budget=0.5, form="harder")
     with pytest.raises(ValueError, match="for a model with 4 heads"):
         cut(elastic.cut(0.5), elastic.allocation(0.5))
 
@@ -325,7 +325,7 @@ def test_putting_units_in_order_changes_nothing_that_is_computed(elastic, inputs
         for budget in (0.25, 0.5, 0.8):
             kept = allocate(scores, elastic.units, budget)
             same(
-                ask(nested, inputs, budget=budget, mode="hard"),
+                ask(nested, inputs, budget=budget, form="hard"),
                 ask(elastic, inputs, allocation=kept),
             )
             same(ask(nested.cut(budget), inputs), ask(elastic, inputs, allocation=kept))
@@ -364,7 +364,7 @@ def test_a_nested_model_answers_every_budget_from_one_set_of_weights(elastic, in
         for name, value in skipping.at(budget).state_dict().items():
             assert value.numel() == 0 or value.untyped_storage().data_ptr() in whole, name
         with torch.no_grad():
-            hard = ask(nested, inputs, budget=budget, mode="hard")
+            hard = ask(nested, inputs, budget=budget, form="hard")
             same(ask(skipping, inputs, budget=budget), hard)
 
 

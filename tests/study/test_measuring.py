@@ -282,7 +282,7 @@ def test_a_cut_model_of_transformers_is_timed_as_it_reloads(tmp_path, monkeypatc
         smaller = arms["cut", budget].call
         assert not memory(smaller) & memory(whole), "what was loaded shares nothing"
         with torch.no_grad():
-            expected = soft(**inputs, budget=budget, mode="hard").logits
+            expected = soft(**inputs, budget=budget, form="hard").logits
             assert torch.allclose(smaller.eval()(**inputs).logits, expected, atol=1e-5)
         assert count_parameters(smaller) < count_parameters(whole)
 

@@ -189,7 +189,7 @@ def test_neurons_that_are_wanted_alike_share_a_block(task, encoder):
                 count = len(kept.indices(layer, kind)) * (16 if kind == "feedforward" else 1)
                 best = found[span].argsort(descending=True)[:count]
                 alone += (best + span.start).tolist()
-            hard = nested(ids, budget=budget, mode="hard")
+            hard = nested(ids, budget=budget, form="hard")
             masked = fine(ids, allocation=Allocation.of(fine.units, alone))
             assert torch.allclose(hard, masked, atol=1e-5), budget
             assert not torch.allclose(hard, encoder(ids), atol=1e-2)

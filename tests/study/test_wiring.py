@@ -94,7 +94,7 @@ def test_training_rows_are_learned_and_validation_rows_choose(task, monkeypatch,
     learning = {("train", True), *([("train", False)] if taught else [])}
     assert {(call.split, call.training) for call in calls} == learning | {("validation", False)}
     # Each row is in one step of each epoch, at each of the step's budgets.
-    each = len(draw_budgets(chosen, 3, 0, 6)) * SHORT["epochs"]
+    each = len(draw_budgets(chosen, 3, 0)) * SHORT["epochs"]
     assert sum(call.rows for call in calls if call.training) == each * len(task.train)
 
 
@@ -212,7 +212,7 @@ def test_a_student_is_asked_as_its_recipe_says_and_a_teacher_at_its_own_gates(ta
         return z
 
     hard = chosen is ADAPT
-    drawn = [draw_budgets(how, 3, step, 6)[0] for step in range(6)]
+    drawn = [draw_budgets(how, 3, step)[0] for step in range(6)]
     assert_gates(in_mode(of_student, True), [asked(student, b, hard) for b in drawn])
     assert_gates(in_mode(of_teacher, False), [asked(teacher, b, False) for b in drawn])
     assert in_mode(of_teacher, True) == []  # no dropout in what it teaches
@@ -227,7 +227,7 @@ def test_in_nested_training_a_teacher_with_gates_is_asked_at_every_budget(task):
     seen = watch_gates(teacher)
     how = NESTED.with_changes(epochs=1, batch_size=16, samples=1)
     fit(student, task, how, seed=3, teacher=teacher)
-    drawn = [budget for step in range(3) for budget in draw_budgets(how, 3, step, 3)]
+    drawn = [budget for step in range(3) for budget in draw_budgets(how, 3, step)]
     assert len(drawn) == 9 and not any(mode for mode, _ in seen)
     assert_gates([z for _, z in seen], [teacher.gates(b).detach() for b in drawn])
 
@@ -293,7 +293,7 @@ def test_the_first_step_minimises_what_the_equations_say(task, chosen, taught):
     inputs, labels = task.train.batch(rows)
     losses = []
     with torch.no_grad():
-        for budget in draw_budgets(how, 3, 0, 3):
+        for budget in draw_budgets(how, 3, 0):
             if chosen is DENSE:
                 logits = model(**inputs)
             elif chosen is BUDGETED:
@@ -570,7 +570,7 @@ def test_a_model_of_one_budget_is_trained_and_chosen_at_that_budget():
     assert [s.only for s in made] == [0.25, 0.5]
     for one in made:
         assert one.recipe == recipe("static", budgets=(one.only, one.only), select_at=(one.only,))
-        assert set(draw_budgets(one.recipe, 7, step, 9)[0] for step in range(9)) == {one.only}
+        assert set(draw_budgets(one.recipe, 7, step)[0] for step in range(9)) == {one.only}
     assert STATIC.budgets == (0.25, 1.0)
 
 

@@ -76,11 +76,11 @@ def main() -> None:
             here = getattr(scoring, name)(moved, task.validation).scores
         facts["scores"][name] = here.tolist(), there.tolist()
     elastic.requires_grad_(False)
-    there = elastic(ids, budget=0.4, mode="hard")
+    there = elastic(ids, budget=0.4, form="hard")
     repaired, _ = repair(nested, task.train, rows=32)
     with single_precision() as device:
         facts["refused"] = list(refusals())
-        here = elastic.to(device)(ids.to(device), budget=0.4, mode="hard").cpu()
+        here = elastic.to(device)(ids.to(device), budget=0.4, form="hard").cpu()
         facts["repaired"] = distance(repair(nested.to(device), task.train, rows=32)[0], repaired)
     facts["hard"] = here.flatten().tolist(), there.flatten().tolist()
     sys.stdout.write(json.dumps(facts))

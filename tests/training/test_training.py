@@ -22,7 +22,7 @@ from apportion.models.activations import layer_names, remembering
 from apportion.training.loop import fit
 from apportion.training.progress import training_bar
 from apportion.training.recipes import ADAPT, BUDGETED, DENSE, NESTED, RECOVER, Recipe, recipe
-from apportion.training.schedule import draw_budget, draw_budgets, learning_rate_share
+from apportion.training.schedule import draw_budgets, learning_rate_share
 
 SHORT = {"epochs": 2, "batch_size": 32}
 
@@ -209,10 +209,10 @@ def test_a_nested_model_learns_at_all_budgets_and_keeps_its_order(task, encoder)
 
 
 def test_a_nested_step_takes_both_ends_and_some_budgets_between():
-    budgets = draw_budgets(NESTED.with_changes(samples=3), seed=1, step=4, steps=10)
+    budgets = draw_budgets(NESTED.with_changes(samples=3), seed=1, step=4)
     assert budgets[:2] == [1.0, 0.125] and len(budgets) == 5
     assert all(0.125 <= budget <= 1.0 for budget in budgets)
-    assert draw_budgets(BUDGETED, 1, 4, 10) == [draw_budget(BUDGETED, 1, 4, 10)]
+    assert len(draw_budgets(BUDGETED, 1, 4)) == 1
 
 
 def test_a_recipe_fits_only_its_kind_of_model(task, encoder):
@@ -255,17 +255,12 @@ def test_the_cost_that_is_shown_is_the_one_of_what_is_trained(task, encoder, cho
     assert shown == pytest.approx([paid] * len(shown))
 
 
-def test_budgets_are_drawn_from_their_range_and_a_ramp_widens_it():
-    plain, ramped = BUDGETED, BUDGETED.with_changes(ramp=0.5)
-    drawn = [draw_budget(plain, 1, step, 400) for step in range(400)]
+def test_budgets_are_drawn_from_their_range():
+    drawn = [draw_budgets(BUDGETED, 1, step)[0] for step in range(400)]
     assert 0.25 <= min(drawn) < 0.3
     assert 0.95 < max(drawn) <= 1.0
-    early = [draw_budget(ramped, 1, step, 400) for step in range(20)]
-    late = [draw_budget(ramped, 1, step, 400) for step in range(200, 400)]
-    assert min(early) > 0.9
-    assert min(late) < 0.3
     fixed = BUDGETED.with_changes(budgets=(0.5, 0.5))
-    assert draw_budget(fixed, 1, 7, 400) == 0.5
+    assert draw_budgets(fixed, 1, 7) == [0.5]
 
 
 def test_the_learning_rate_rises_and_falls():
@@ -358,7 +353,7 @@ def test_mixed_precision_is_of_the_training_and_not_of_the_model(task, encoder, 
         fresh.load_state_dict(fitted.state_dict())
         assert torch.equal(fitted(ids), fresh.eval()(ids))
         if isinstance(fitted, Elastic):
-            hard = fitted(ids, budget=0.5, mode="hard")
+            hard = fitted(ids, budget=0.5, form="hard")
             assert torch.allclose(hard, fitted.cut(0.5).eval()(ids), atol=1e-5)
 
 

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from apportion.data.task import Task
-    from apportion.elastic.elastic import Elastic
-    from apportion.elastic.evaluation import Form
+    from apportion.elastic.elastic import Elastic, Form
 
 Folder = Annotated[Path, typer.Argument(help="A checkpoint folder.", show_default=False)]
 Budgets = Annotated[
@@ -38,7 +37,7 @@ def inspect(
     checkpoint: Folder, budget: Budgets = None, floor: Floor = None, as_json: AsJson = False
 ) -> None:
     """Show what a checkpoint holds, and which units it keeps at each budget."""
-    from apportion.elastic.asking import asking_of, in_words
+    from apportion.elastic.card import in_words
     from apportion.elastic.checkpoint import load
     from apportion.elastic.elastic import Elastic, plain_of
     from apportion.models.compute import count_macs, count_parameters
@@ -64,7 +63,7 @@ def inspect(
         _needs_gates(loaded.model, checkpoint)
     nested = isinstance(loaded.model, Elastic) and loaded.model.form == "nested"
     if isinstance(loaded.model, Elastic):
-        facts |= asking_of(loaded.model)
+        facts |= loaded.model.made_as
         for asked in budget or loaded.model.within(_BUDGETS):
             allocation = loaded.model.allocation(asked, floor)
             soft = None if nested else float(loaded.model.cost(asked, "soft").detach())

@@ -124,7 +124,7 @@ def _model_at(
         raise ValueError(f"{checkpoint} has no gates, so it has no budgets; leave --budget out")
     if soft:
         model.opening(budget, "soft")  # complains now of a model that is not made for it
-        return partial(model, budget=budget, mode="soft")
+        return partial(model, budget=budget, form="soft")
     return Skipping(model).at(budget)
 
 

@@ -4,16 +4,83 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from apportion.data.tokenizer import Words
 
 SPLITS = ("train", "validation", "test")
+
+
+class Criterion(Protocol):
+    """What a task minimises, and what it counts: all that training and measuring know of labels.
+
+    A frozen dataclass will do. Its repr is part of the digest of its rows, so numbers that change
+    what is learned belong into its fields. Logits are what the model returns, [rows, outputs].
+    """
+
+    def check(self, model: object) -> None:
+        """Refuses a model whose outputs this criterion can't read."""
+
+    def loss(self, logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+        """What training minimises: its mean over the rows, or their sum."""
+
+    def score(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """How well each row is answered, 1 being best [rows]; its mean is a model's accuracy."""
+
+    def divergence(self, student: Tensor, teacher: Tensor, T: float = 1.0) -> Tensor:
+        """How far the student's answers are from the teacher's, 0 being equal, as a mean."""
+
+    def agreement(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Which rows both answer alike [rows]."""
+
+
+@dataclass(frozen=True)
+class Classification:
+    """One class per row: cross-entropy is minimised, right answers are counted."""
+
+    def check(self, model: object) -> None:
+        """Refuses regressions, and models of several labels per row.
+
+        A softmax over one output is always 1, so such a model would agree with everything.
+        """
+        config = getattr(model, "config", None)
+        outputs = getattr(config, "num_labels", getattr(config, "classes", None))
+        kind = getattr(config, "problem_type", None)
+        if outputs == 1 or kind in ("regression", "multi_label_classification"):
+            raise ValueError(
+                f"the model has {outputs} output{'s' * (outputs != 1)} and problem_type {kind!r}; "
+                "a classification needs one output per class, two at least, and one label per row"
+            )
+
+    def loss(self, logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+        """The cross-entropy."""
+        return F.cross_entropy(logits, labels, reduction=reduction)
+
+    def score(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Whether the largest logit is the label's."""
+        return logits.argmax(dim=-1) == labels
+
+    def divergence(self, student: Tensor, teacher: Tensor, T: float = 1.0) -> Tensor:
+        """KL(softmax(teacher/T) ‖ softmax(student/T))."""
+        return F.kl_div(
+            F.log_softmax(student / T, dim=-1),
+            F.log_softmax(teacher / T, dim=-1),
+            reduction="batchmean",
+            log_target=True,
+        )
+
+    def agreement(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Whether both name the same class."""
+        return student.argmax(dim=-1) == teacher.argmax(dim=-1)
+
+
+CLASSIFICATION = Classification()
 
 
 @dataclass(frozen=True)
@@ -25,8 +92,9 @@ class Split:
     """
 
     inputs: Mapping[str, Tensor]  # each [rows, …]
-    labels: Tensor  # [rows]
+    labels: Tensor  # [rows], or as the criterion reads them
     texts: tuple[str, ...] | None = None
+    criterion: Criterion = CLASSIFICATION
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -50,7 +118,7 @@ class Split:
         """The split of these rows alone, in this order."""
         texts = None if self.texts is None else tuple(self.texts[row] for row in rows.tolist())
         inputs = {name: values[rows] for name, values in self.inputs.items()}
-        return Split(inputs, self.labels[rows], texts)
+        return replace(self, inputs=inputs, labels=self.labels[rows], texts=texts)
 
     def batch(self, rows: Tensor, padded: bool = False) -> tuple[dict[str, Tensor], Tensor]:
         """The inputs and labels of some rows; `padded` keeps the width that they are stored in."""
@@ -71,18 +139,23 @@ class Split:
             yield self.batch(rows, padded)
 
     def digest(self) -> str:
-        """A short hash of every input and label: what a record names as its data."""
+        """A short hash of every input and label: what a record names as its data.
+
+        A criterion other than classification counts as well.
+        """
         sha = hashlib.sha256()
         for name in sorted(self.inputs):
             sha.update(name.encode())
             sha.update(self.inputs[name].contiguous().numpy().tobytes())
         sha.update(self.labels.contiguous().numpy().tobytes())
+        if self.criterion != CLASSIFICATION:
+            sha.update(repr(self.criterion).encode())
         return sha.hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Task:
-    """A classification problem with its three splits; `spec` is what rebuilds it."""
+    """A problem with its three splits; `spec` is what rebuilds it."""
 
     name: str
     train: Split

@@ -8,95 +8,100 @@ from typing import Any
 
 from torch import nn
 
-from apportion.elastic.asking import FORMS, in_words
-from apportion.elastic.elastic import Elastic, plain_of
+from apportion.elastic.elastic import Elastic, Form
 from apportion.method.units import Allocation
 from apportion.models.compute import count_macs, count_parameters
 from apportion.models.sites import find_sites
 from apportion.models.surgery import cut
 
 _BUDGETS = (0.25, 0.5, 0.75, 1.0)
+_FORMS: dict[Form, str] = {
+    "soft": "soft gates",
+    "hard": "hard masks",
+    "nested": "hard masks, by one order for all budgets",
+}
 
 
 def model_card(
-    model: nn.Module, notes: Mapping[str, Any], kept: Allocation | None, length: int
+    model: nn.Module,
+    notes: Mapping[str, Any],
+    *,
+    elastic: Elastic | None,
+    kept: Allocation | None,
+    length: int,
 ) -> str:
-    """The text of a README.md, in the form that the hub shows."""
-    plain = plain_of(model)
-    library = "transformers" if hasattr(plain, "save_pretrained") else "apportion"
+    """The text of a README.md of a plain model, or of the one inside an elastic one.
+
+    It is in the form that the hub shows.
+    """
+    library = "transformers" if hasattr(model, "save_pretrained") else "apportion"
     head: dict[str, Any] = {"library_name": library, "tags": ["apportion"]}
     if "pretrained" in notes:
         head["base_model"] = notes["pretrained"]
+    if elastic is not None:
+        title, how = "A model with a compute knob", _HOW_ELASTIC[elastic.form]
+        asked = " Each call may ask for a budget: the share of its units that work. "
+        asked += in_words(elastic)
+        bought = "## What a budget buys\n\n" + _budgets(elastic, length)
+    else:
+        title, how, asked, bought = "A whole model", _HOW_PLAIN[library], "", ""
+        if kept is not None:
+            title = f"A model cut to {kept.cost:.0%} of its units"
+            bought = "## What was kept\n\n" + _layers(kept)
+    classes = f" Classes: {', '.join(map(str, notes['classes']))}." if notes.get("classes") else ""
     parts = [
         "---\n" + "".join(f"{name}: {json.dumps(value)}\n" for name, value in head.items()) + "---",
-        f"# {_title(model, kept)}",
-        _what(model, plain, notes, kept, length),
-        "```python\n" + _how(model, library) + "\n```",
+        f"# {title}",
+        _sizes(model, length) + asked + classes,
+        f"```python\nimport apportion{how}\n```",
+        bought,
     ]
-    if isinstance(model, Elastic):
-        parts.append("## What a budget buys\n\n" + _budgets(model, length))
-    elif kept is not None:
-        parts.append("## What was kept\n\n" + _layers(kept))
     if notes.get("measured"):
         parts.append("## Measured on test rows\n\n" + _measured(notes["measured"]))
     if notes.get("recipes"):
         parts.append("## How it was trained\n\n" + _training(notes))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _title(model: nn.Module, kept: Allocation | None) -> str:
-    if isinstance(model, Elastic):
-        return "A model with a compute knob"
-    return "A whole model" if kept is None else f"A model cut to {kept.cost:.0%} of its units"
+def in_words(model: Elastic) -> str:
+    """How a model is to be asked, in a sentence."""
+    made_for = [_FORMS[model.form]]
+    if model.lowest is not None:
+        made_for.append(f"budgets from {model.lowest:g} up")
+    if model.floor:
+        made_for.append(f"at least {model.floor} of each kind of units in every layer")
+    return f"It was made for {'; '.join(made_for)}."
 
 
-def _what(
-    model: nn.Module,
-    plain: nn.Module,
-    notes: Mapping[str, Any],
-    kept: Allocation | None,
-    length: int,
-) -> str:
-    heads = find_sites(plain, ("heads",))
+_LOADED = "\n\nmodel = apportion.load(FOLDER).model"
+_HOW_PLAIN = {
+    "apportion": _LOADED,
+    "transformers": "  # knows the sizes of cut models\n"
+    "from transformers import AutoModelForSequenceClassification\n\n"
+    "model = AutoModelForSequenceClassification.from_pretrained(FOLDER)",
+}
+_HOW_ELASTIC = {
+    form: f"{_LOADED}\n"
+    f"model(**inputs, budget=0.5)   # {_FORMS[form]}\n"
+    "smaller = model.cut(0.5)      # a smaller plain model"
+    for form in _FORMS
+} | {
+    "nested": f"{_LOADED}\n"
+    "serving = apportion.Skipping(model)\n"
+    "serving(**inputs, budget=0.5)  # views of the one set of weights\n"
+    "smaller = model.cut(0.5)       # a smaller plain model"
+}
+
+
+def _sizes(model: nn.Module, length: int) -> str:
+    heads = find_sites(model, ("heads",))
     sizes = [site.count for site in heads]
-    said = f"{sizes[0]}" if len(set(sizes)) == 1 else f"{min(sizes)} to {max(sizes)}"
-    text = (
-        f"{type(plain).__name__}: {len(heads)} layers of {said} heads, hidden {heads[0].hidden}, "
-        f"{count_parameters(plain):,} parameters, {count_macs(plain, length):,} "
+    counts = f"{sizes[0]}" if len(set(sizes)) == 1 else f"{min(sizes)} to {max(sizes)}"
+    return (
+        f"{type(model).__name__}: {len(heads)} layers of {counts} heads, hidden {heads[0].hidden}, "
+        f"{count_parameters(model):,} parameters, {count_macs(model, length):,} "
         f"multiply-accumulates on {length} tokens."
     )
-    if isinstance(model, Elastic):
-        text += (
-            f" Each call may ask for a budget: the share of its units that work. {in_words(model)}"
-        )
-    if notes.get("classes"):
-        text += f" Classes: {', '.join(map(str, notes['classes']))}."
-    return text
-
-
-def _how(model: nn.Module, library: str) -> str:
-    if isinstance(model, Elastic) and model.form == "nested":
-        return (
-            "import apportion\n\n"
-            "model = apportion.load(FOLDER).model\n"
-            "serving = apportion.Skipping(model)\n"
-            "serving(**inputs, budget=0.5)  # views of the one set of weights\n"
-            "smaller = model.cut(0.5)       # a smaller plain model"
-        )
-    if isinstance(model, Elastic):
-        return (
-            "import apportion\n\n"
-            "model = apportion.load(FOLDER).model\n"
-            f"model(**inputs, budget=0.5)   # {FORMS[model.form]}\n"
-            "smaller = model.cut(0.5)      # a smaller plain model"
-        )
-    if library == "transformers":
-        return (
-            "import apportion  # knows the sizes of cut models\n"
-            "from transformers import AutoModelForSequenceClassification\n\n"
-            "model = AutoModelForSequenceClassification.from_pretrained(FOLDER)"
-        )
-    return "import apportion\n\nmodel = apportion.load(FOLDER).model"
 
 
 def _budgets(model: Elastic, length: int) -> str:
@@ -107,13 +112,12 @@ def _budgets(model: Elastic, length: int) -> str:
         kept = model.allocation(budget)
         smaller = cut(whole, kept, share=True)
         left = count_macs(smaller, length)
+        # One order for all budgets is not meant to be half open.
+        soft = None if model.form == "nested" else float(model.cost(budget, "soft").detach())
         rows.append(
             (
                 f"{budget:.2f}",
-                # One order for all budgets is not meant to be half open.
-                "–"
-                if model.form == "nested"
-                else f"{float(model.cost(budget, 'soft').detach()):.3f}",
+                "–" if soft is None else f"{soft:.3f}",
                 f"{kept.cost:.3f}",
                 f"{kept.count} of {len(model.units)}",
                 f"{count_parameters(smaller):,}",
@@ -152,8 +156,8 @@ def _training(notes: Mapping[str, Any]) -> str:
         f"{recipe['name']} ({recipe['epochs']} epochs, learning rate {recipe['lr']:g})"
         for recipe in notes["recipes"]
     )
-    told = {"seed": notes.get("seed"), "digest of the rows": notes.get("data")}
-    return f"{steps}. " + "; ".join(f"{name} {value}" for name, value in told.items() if value)
+    facts = {"seed": notes.get("seed"), "digest of the rows": notes.get("data")}
+    return f"{steps}. " + "; ".join(f"{name} {value}" for name, value in facts.items() if value)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

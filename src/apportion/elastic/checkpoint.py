@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from apportion.data.task import CLASSIFICATION
 from apportion.data.tokenizer import Words
-from apportion.elastic.asking import asking_of
 from apportion.elastic.card import model_card
 from apportion.elastic.consistency import (
     check_answer,
@@ -35,7 +35,7 @@ from apportion.elastic.consistency import (
     check_words,
 )
 from apportion.elastic.elastic import Elastic, plain_of
-from apportion.elastic.manifest import (
+from apportion.elastic.restoring import (
     CARD,
     CONFIG,
     FORMAT,
@@ -45,9 +45,11 @@ from apportion.elastic.manifest import (
     VERSION,
     WEIGHTS,
     WORDS,
+    cut_as,
+    restore,
+    sha256,
 )
-from apportion.elastic.manifest import read_manifest as _read_manifest
-from apportion.elastic.restoring import cut_as, restore, sha256
+from apportion.elastic.restoring import read_manifest as _read_manifest
 from apportion.files import (
     holding,
     json_text,
@@ -75,27 +77,37 @@ class Checkpoint:
     words: Words | None = None  # what turns texts into the model's inputs
 
     @property
+    def elastic(self) -> Elastic | None:
+        """The model, if it has budgets."""
+        return self.model if isinstance(self.model, Elastic) else None
+
+    @property
+    def plain(self) -> nn.Module:
+        """The model, or the one inside an elastic one."""
+        return plain_of(self.model)
+
+    @property
     def kind(self) -> str:
         """elastic (with gates), cut, or dense."""
-        if isinstance(self.model, Elastic):
+        if self.elastic is not None:
             return "elastic"
         return "cut" if self.kept is not None else "dense"
 
     @property
     def length(self) -> int:
         """Tokens in a text, at which its compute is counted."""
-        if isinstance(self.model, Elastic):
-            return self.model.length
-        config = plain_of(self.model).config
+        if self.elastic is not None:
+            return self.elastic.length
+        config: Any = self.plain.config
         return int(self.words.length if self.words else getattr(config, "length", 128))
 
     @property
     def classes(self) -> list[str] | None:
-        """The names of its classes, if it says them."""
-        plain = plain_of(self.model)
-        if "classes" in self.notes or not type(plain).__name__.endswith(CLASSIFIES):
+        """The names of its classes, if it has any; a model that does not classify is refused."""
+        CLASSIFICATION.check(self.plain)
+        if "classes" in self.notes or not type(self.plain).__name__.endswith(CLASSIFIES):
             return self.notes.get("classes")
-        return class_names(plain.config)
+        return class_names(self.plain.config)
 
 
 def save(
@@ -192,6 +204,12 @@ def has_checkpoint(folder: Path) -> bool:
     return (_present(folder) / MANIFEST).exists()
 
 
+def limit(model: nn.Module, floor: int, lowest: float) -> None:
+    """Sets the floor and the smallest budget of an elastic model; its form stays."""
+    if isinstance(model, Elastic):
+        model.made_for(model.form, floor, lowest)
+
+
 def weights_digest(model: nn.Module) -> str:
     """A short hash of a model's weights: what a record names as its weights."""
     sha = hashlib.sha256()
@@ -203,12 +221,11 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def _write(checkpoint: Checkpoint, folder: Path, self_contained: bool) -> None:
-    model = checkpoint.model
-    plain = plain_of(model)
+    plain, elastic = checkpoint.plain, checkpoint.elastic
     config = config_of(plain)
     _check_shape(plain, config, checkpoint.kept)
-    check_finite(model.state_dict(), "the model")
-    check_notes(checkpoint.notes, model)
+    check_finite(checkpoint.model.state_dict(), "the model")
+    check_notes(checkpoint.notes, plain)
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -223,16 +240,16 @@ def _write(checkpoint: Checkpoint, folder: Path, self_contained: bool) -> None:
     else:
         _write_json(config, folder / CONFIG)
     save_tensors(plain.state_dict(), folder / WEIGHTS)
-    if isinstance(model, Elastic):
+    if elastic is not None:
         manifest["elastic"] = {
-            "kinds": list(model.kinds),
-            "length": model.length,
-            "tau": model.gates.tau,
-            "block": model.block,
-            **asking_of(model),
+            "kinds": list(elastic.kinds),
+            "length": elastic.length,
+            "tau": elastic.gates.tau,
+            "block": elastic.block,
+            **elastic.made_as,
         }
-        manifest["units"] = model.units.to_dict()
-        save_tensors(model.gates.state_dict(), folder / GATES)
+        manifest["units"] = elastic.units.to_dict()
+        save_tensors(elastic.gates.state_dict(), folder / GATES)
     elif checkpoint.kept is not None:
         manifest["units"] = checkpoint.kept.units.to_dict()
         manifest["kept"] = checkpoint.kept.to_dict()
@@ -248,7 +265,13 @@ def _write(checkpoint: Checkpoint, folder: Path, self_contained: bool) -> None:
         for path in sorted(folder.iterdir())
     }
     _write_json(manifest, folder / MANIFEST)
-    card = model_card(model, checkpoint.notes, checkpoint.kept, checkpoint.length)
+    card = model_card(
+        plain,
+        checkpoint.notes,
+        elastic=elastic,
+        kept=checkpoint.kept,
+        length=checkpoint.length,
+    )
     (folder / CARD).write_text(card, encoding="utf-8")
     for written in folder.iterdir():
         with written.open("rb+") as file:

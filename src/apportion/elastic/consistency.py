@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -12,8 +13,7 @@ from torch import Tensor, nn
 from apportion.data.marked import Marked
 from apportion.data.text import Text
 from apportion.data.tokenizer import Words
-from apportion.elastic.elastic import Elastic, plain_of
-from apportion.elastic.manifest import is_number, is_whole
+from apportion.elastic.elastic import logits_of, plain_of
 from apportion.files import check
 from apportion.method.units import Allocation, Units, check_budget
 from apportion.models.encoder import Encoder
@@ -45,7 +45,7 @@ class _Trained:
 
 
 def check_notes(notes: Mapping[str, Any], model: nn.Module) -> None:
-    """Complains of a note that says what its readers can't use, or what is not so.
+    """Complains of a note that its readers can't use, or that contradicts the model.
 
     Notes that nobody here reads may be anything.
     """
@@ -91,6 +91,21 @@ def outputs_of(model: nn.Module) -> int | None:
         return plain.config.classes
     config: Any = plain.config
     return int(config.num_labels) if type(plain).__name__.endswith(CLASSIFIES) else None
+
+
+def is_whole(value: object, least: int = 0, most: float = math.inf) -> bool:
+    """Whether a value of JSON is a whole number in a range."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_number(value: object, above: float = -math.inf) -> bool:
+    """Whether a value of JSON is a number, not infinite, and above another."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value) and value > above
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 def _problem_of_classes(classes: Any) -> str | None:
@@ -175,18 +190,12 @@ def _problem_of_cut(facts: Any) -> str | None:
     return None
 
 
-def _problem_of_text(text: Any) -> str | None:
-    return None if isinstance(text, str) else f"is not text: {text!r:.80}"
+def _unless(is_good: Callable[[Any], bool], wanted: str) -> Callable[[Any], str | None]:
+    """A check of a note that is only read as it is."""
+    return lambda value: None if is_good(value) else f"is not {wanted}: {value!r:.80}"
 
 
-def _problem_of_seed(seed: Any) -> str | None:
-    return None if is_whole(seed) else f"is not a whole number: {seed!r:.80}"
-
-
-def _problem_of_table(table: Any) -> str | None:
-    return None if isinstance(table, dict) else f"is not a table: {table!r:.80}"
-
-
+_problem_of_text = _unless(lambda value: isinstance(value, str), "text")
 _NOTES: dict[str, Callable[[Any], str | None]] = {
     "classes": _problem_of_classes,
     "task": _problem_of_task,
@@ -196,8 +205,8 @@ _NOTES: dict[str, Callable[[Any], str | None]] = {
     "data": _problem_of_text,
     "method": _problem_of_text,
     "pretrained": _problem_of_text,
-    "seed": _problem_of_seed,
-    "training": _problem_of_table,
+    "seed": _unless(is_whole, "a whole number"),
+    "training": _unless(lambda value: isinstance(value, dict), "a table"),
 }
 
 
@@ -267,21 +276,14 @@ def check_answer(model: nn.Module, words: Words | None) -> None:
     plain, outputs = plain_of(model), outputs_of(model)
     if outputs is None or getattr(plain, "main_input_name", "input_ids") != "input_ids":
         return  # not of texts
-    gates = torch.zeros(1)
     try:
         ids = torch.tensor([words.encode(["a"])[0] if words else [0]])
         with torch.no_grad():
-            logits: Any = model(input_ids=ids)
-            logits = getattr(logits, "logits", logits)
-            if isinstance(model, Elastic):
-                gates = model.gates(torch.tensor(_BUDGETS))
+            logits = logits_of(model(input_ids=ids))
         found = tuple(logits.shape)
     except Exception as error:  # a config may be wrong in any way
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"the model can't answer: {reason:.200}") from None
     if found != (1, outputs):
         raise ValueError(f"the model answers {found} in place of {outputs} numbers")
-    check_finite({"its answer": logits, "its gates": gates}, "the model")
-
-
-_BUDGETS = (0.01, 0.25, 0.5, 0.75, 1.0)
+    check_finite({"its answer": logits}, "the model")

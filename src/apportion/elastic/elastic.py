@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,18 @@ from apportion.method.units import Allocation, check_budget, check_budgets
 from apportion.models.sites import BLOCK, find_sites, units_of
 from apportion.models.surgery import arrange, cut
 
-Mode = Literal["soft", "hard", "straight-through"]
-MODES: tuple[Mode, ...] = ("soft", "hard", "straight-through")
-OwnForm = Literal["soft", "hard", "nested"]  # what a model was made for
+# How a budget is applied: gates as they are; their top k; those with the gates' gradient; a smaller
+# model; by one order for all budgets.
+Form = Literal["soft", "hard", "straight-through", "cut", "nested"]
+CALLED: tuple[Form, ...] = ("soft", "hard", "straight-through")  # what a call may ask for
+MADE_FOR: tuple[Form, ...] = ("soft", "hard", "nested")  # what a model is made for
+# What the objective of a recipe makes a model for. Gates set from scores are hard, too.
+TRAINED_FORMS: dict[str, Form | None] = {
+    "dense": None,
+    "soft": "soft",
+    "straight-through": "hard",
+    "nested": "nested",
+}
 
 # The gates of the call that is running. A context variable, so that threads that ask one model
 # for different budgets each see their own.
@@ -57,7 +66,7 @@ class Elastic(nn.Module):
         sites = find_sites(self.model, kinds, block)
         self.units = units_of(sites, length)
         self.gates = Gates(self.units, tau)
-        self._form: OwnForm = "soft"
+        self._form: Form = "soft"
         self.floor, self.lowest = 0, None
         for site in sites:
             if site.count:
@@ -66,15 +75,24 @@ class Elastic(nn.Module):
                 module.register_forward_pre_hook(_Gating(span, site.width))
 
     @property
-    def form(self) -> OwnForm:
+    def form(self) -> Form:
         """What it was made for: soft gates, hard masks, or one nested order of its units."""
         return self._form if self.gates.order is None else "nested"
 
-    def made_for(self, form: OwnForm, floor: int = 0, lowest: float | None = None) -> Elastic:
-        """This model, told how it is to be asked from now on."""
-        if form not in get_args(OwnForm):
-            known = ", ".join(get_args(OwnForm))
-            raise ValueError(f"a model's form is one of {known}, not {form!r}")
+    @property
+    def answers(self) -> Form:
+        """The form of a call that does not say more: soft or hard."""
+        return "soft" if self.form == "soft" else "hard"
+
+    @property
+    def made_as(self) -> dict[str, Any]:
+        """What `made_for` was given: how it is to be asked."""
+        return {"form": self.form, "floor": self.floor, "lowest": self.lowest}
+
+    def made_for(self, form: Form, floor: int = 0, lowest: float | None = None) -> Elastic:
+        """This model, which is asked in this form, with this floor and from this budget on."""
+        if form not in MADE_FOR:
+            raise ValueError(f"a model's form is one of {', '.join(MADE_FOR)}, not {form!r}")
         if (form == "nested") != (self.form == "nested"):
             raise ValueError(
                 "a nested model needs one order for all budgets; `nested()` returns one that has it"
@@ -94,7 +112,7 @@ class Elastic(nn.Module):
         self,
         *args: Any,
         budget: float | Tensor | None = None,
-        mode: Mode | None = None,
+        form: Form | None = None,
         floor: int | None = None,
         allocation: Allocation | None = None,
         z: Tensor | None = None,
@@ -102,16 +120,16 @@ class Elastic(nn.Module):
     ) -> Any:
         """What the model returns with its units gated.
 
-        By the budget, in its own form or in one of the modes (soft takes a budget an example too);
-        or by an allocation; or by gates z that are given, a number a unit; or, with none of them,
-        not at all: then this is the original model.
+        By the budget, in its own form or in one that is asked for (soft takes one budget per
+        example, too); or by an allocation; or by given gates z, one number per unit. With none of
+        them nothing is gated: then this is the original model.
         """
         if allocation is not None:
             if allocation.units.members != self.units.members:
                 raise ValueError("the allocation is of units of another model")
             z = allocation.mask().to(self.gates.a.device)
         elif budget is not None:
-            z = self.opening(budget, mode, floor)
+            z = self.opening(budget, form, floor)
         elif z is not None:
             self._check_gates(z)
         if z is not None and self.training and torch.is_grad_enabled():
@@ -123,26 +141,26 @@ class Elastic(nn.Module):
             _gates_of_this_call.reset(token)
 
     def opening(
-        self, budget: float | Tensor, mode: Mode | None = None, floor: int | None = None
+        self, budget: float | Tensor, form: Form | None = None, floor: int | None = None
     ) -> Tensor:
         """How far each unit is open: z(B), its top k as 0 and 1, or those with z's gradient."""
-        mode = self._mode(mode)
-        if mode == "soft" and isinstance(budget, Tensor) and budget.dim():
+        form = self._asked(form)
+        if form == "soft" and isinstance(budget, Tensor) and budget.dim():
             several: Tensor = self.gates(check_budgets(budget, self.lowest))
             return several
         budget = check_budget(budget, self.lowest)
-        if mode == "hard":
+        if form == "hard":
             return self.allocation(budget, floor).mask().to(self.gates.a)
         z: Tensor = self.gates(budget)
-        if mode == "soft":
+        if form == "soft":
             return z
         return straight_through(z, self.allocation(budget, floor).mask().to(z))
 
     def cost(
-        self, budget: float | Tensor, mode: Mode | None = None, floor: int | None = None
+        self, budget: float | Tensor, form: Form | None = None, floor: int | None = None
     ) -> Tensor:
         """C(B), differentiable where its gates are."""
-        return self.gates.cost(self.opening(budget, mode, floor))
+        return self.gates.cost(self.opening(budget, form, floor))
 
     @torch.no_grad()
     def allocation(self, budget: float, floor: int | None = None) -> Allocation:
@@ -164,15 +182,15 @@ class Elastic(nn.Module):
             if pays_floor(self.gates.scores(budget), self.units, budget, self.floor)
         )
 
-    def _mode(self, mode: Mode | None) -> Mode:
-        """The mode that is asked for, or the model's own."""
-        if mode is None:
-            return "soft" if self.form == "soft" else "hard"
-        if mode not in MODES:
-            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
-        if self.form == "nested" and mode != "hard":
-            raise ValueError(f"a nested model was never made to be {mode}; it answers hard")
-        return mode
+    def _asked(self, form: Form | None) -> Form:
+        """The form that a call asks for, or the model's own."""
+        if form is None:
+            return self.answers
+        if form not in CALLED:
+            raise ValueError(f"a call's form is one of {', '.join(CALLED)}, not {form!r}")
+        if self.form == "nested" and form != "hard":
+            raise ValueError(f"a nested model was never made to be {form}; it answers hard")
+        return form
 
     def _check_gates(self, z: Tensor) -> None:
         """Refuses gates that are given and are not a number for each unit."""
@@ -235,8 +253,18 @@ def check_computed_once(model: nn.Module) -> None:
 
 
 def plain_of(model: nn.Module) -> nn.Module:
-    """What is inside an elastic model, to be looked at and not changed; any other as it is."""
+    """The model inside an elastic one, to be looked at and not changed; a plain one itself."""
     return model.model if isinstance(model, Elastic) else model
+
+
+def check_elastic(model: nn.Module) -> Elastic:
+    """The model, if it is elastic; a plain one has no budgets and is refused."""
+    if not isinstance(model, Elastic):
+        raise ValueError(
+            f"only an elastic model has budgets, and {type(model).__name__} is none; wrap it: "
+            "`Elastic(model)`"
+        )
+    return model
 
 
 class _Gating:

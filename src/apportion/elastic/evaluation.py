@@ -6,19 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from apportion.data.task import Split
-from apportion.elastic.elastic import Elastic, logits_of
+from apportion.elastic.elastic import Elastic, Form, check_elastic, logits_of, plain_of
 from apportion.method.units import Allocation
 from apportion.models.surgery import cut
 
-Form = Literal["soft", "hard", "cut"]
-FORMS: tuple[Form, ...] = ("soft", "hard", "cut")
+FORMS: tuple[Form, ...] = ("soft", "hard", "cut")  # in which a model is evaluated
 
 # The paper's sweep: 19 requested budgets.
 SWEEP = tuple(round(0.05 * step, 2) for step in range(2, 21))
@@ -28,7 +26,7 @@ SWEEP = tuple(round(0.05 * step, 2) for step in range(2, 21))
 class Outcome:
     """How a model did on a split, and the cost that it paid."""
 
-    accuracy: float
+    accuracy: float  # the mean score
     loss: float
     cost: float
     rows: int
@@ -54,41 +52,44 @@ def evaluate(
 ) -> Outcome:
     """How a model does on a split.
 
-    An elastic model takes a budget or an allocation, and a form, or has its own: gates as they are
-    (soft), their top k (hard), or a smaller model made for it (cut). With neither it runs fully
-    open.
+    An elastic model takes a budget or an allocation, and a form: gates as they are (soft), their
+    top k (hard), or a smaller model (cut). Without a form it answers in its own; with neither
+    budget nor allocation it runs fully open.
     """
     cost = 1.0
     options: dict[str, Any] = {}
     if budget is not None or allocation is not None:
-        if not isinstance(model, Elastic):
-            raise ValueError("only an elastic model has budgets")
-        if form is None:
-            form = "soft" if model.form == "soft" else "hard"
+        elastic = check_elastic(model)
+        form = elastic.answers if form is None else form
         if form not in FORMS:
             raise ValueError(f"a form is one of {', '.join(FORMS)}, not {form!r}")
         if form == "soft" and budget is not None:
-            cost = float(model.cost(budget, "soft").detach())
-            options = {"budget": budget, "mode": "soft"}
+            cost = float(elastic.cost(budget, "soft").detach())
+            options = {"budget": budget, "form": "soft"}
         else:
             if allocation is None:
                 assert budget is not None
-                allocation = model.allocation(budget, floor)
+                allocation = elastic.allocation(budget, floor)
             cost = allocation.cost
             if form == "cut":
-                model = cut(model.plain(), allocation)
+                model = cut(elastic.plain(), allocation)
             else:
                 options = {"allocation": allocation}
-    correct, loss = count_correct(model, split, batch_size, **options)
-    return Outcome(correct / len(split), loss / len(split), cost, len(split))
+    score, loss = sum_scores(model, split, batch_size, **options)
+    return Outcome(score / len(split), loss / len(split), cost, len(split))
 
 
-def count_correct(
+def sum_scores(
     model: nn.Module, split: Split, batch_size: int = 32, **options: Any
-) -> tuple[int, float]:
-    """The number of rows that a model gets right, and its summed loss."""
+) -> tuple[float, float]:
+    """The summed score of a model's answers (of classes: how many are right), and its summed loss.
+
+    Both are those of the split's criterion.
+    """
+    criterion = split.criterion
+    criterion.check(plain_of(model))
     device = next(model.parameters()).device
-    correct, loss = 0, 0.0
+    score, loss = 0.0, 0.0
     was_training = model.training
     model.eval()
     with torch.inference_mode():
@@ -96,10 +97,10 @@ def count_correct(
             inputs = {name: values.to(device) for name, values in inputs.items()}
             labels = labels.to(device)
             logits = logits_of(model(**inputs, **options))
-            correct += int((logits.argmax(dim=-1) == labels).sum())
-            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
+            score += float(criterion.score(logits, labels).sum())
+            loss += float(criterion.loss(logits, labels, "sum"))
     model.train(was_training)
-    return correct, loss
+    return score, loss
 
 
 def sweep(

@@ -26,11 +26,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from apportion.data.task import Split
-from apportion.elastic.elastic import Elastic, logits_of
+from apportion.elastic.elastic import Elastic, logits_of, plain_of
 from apportion.method.least_squares import Equations
 from apportion.method.units import Allocation
 from apportion.models.activations import Stream
@@ -87,6 +86,7 @@ def repair(
         raise ValueError("only a nested model has one set of weights to repair; `elastic.nested()`")
     if not shares and (len(weightings) > 1 or len(ridges) > 1):
         raise ValueError("several weightings or ridges need shares to choose from, 1.0 at least")
+    split.criterion.check(plain_of(model))
     started = time.perf_counter()
     sites = find_sites(model.model, model.kinds, block=1)
     fit, check = _divide(split, held_out) if shares else (split, None)
@@ -149,19 +149,19 @@ def _divide(split: Split, held_out: Split | None) -> tuple[Split, Split]:
 
 
 def _enough(split: Split, unknowns: int) -> int:
-    """How many rows of a split have enough tokens for so many unknowns, if it has that many."""
+    """How many rows of a split have `_TOKENS` tokens per unknown, if it has that many."""
     width = next(iter(split.inputs.values())).shape[1]
     lengths = torch.full((len(split),), width) if split.lengths is None else split.lengths
     return int((lengths.cumsum(0) < _TOKENS * (unknowns + 1)).sum()) + 1
 
 
 def _sum(apart: Apart) -> float:
-    """How far the models are from the dense one, each in proportion: nearer is nearer at any."""
+    """The summed log divergence from the dense model, so that every budget counts alike."""
     return sum(math.log(divergence + _NEAR) for divergence, _ in apart)
 
 
 def _harms(apart: Apart, before: Apart) -> bool:
-    """Whether a budget that works was taken away from the dense model."""
+    """Whether a budget that worked is now farther from the dense model."""
     return any(
         works >= _WORKS and agrees < AGREEMENT and divergence > least + _NEAR
         for (divergence, agrees), (least, works) in zip(apart, before, strict=True)
@@ -179,7 +179,7 @@ class _Run:
         check: Split | None,
         kept: Sequence[Allocation],
     ) -> None:
-        self.sites = sites
+        self.sites, self.criterion = sites, fit.criterion
         self.dense = model.plain().eval()
         self.whole = model.plain().eval()
         # Views of the whole model's weights: what is repaired there is repaired in each of them.
@@ -198,7 +198,7 @@ class _Run:
         self.fitted = len(fit_to)  # after them, held-out batches that choose λ: a few will do
         self.batches = [*fit_to, *self.held_out[:: max(1, len(self.held_out) // _CHOOSING)]]
         self.names = [f"{site.output}.{name}" for site in sites for name in ("weight", "bias")]
-        self.said = self._log_probabilities(self.dense) if check is not None else None
+        self.dense_answers = self._answers(self.dense) if check is not None else None
 
     def weights(self, model: nn.Module) -> Weights:
         """A copy of the weights that a repair changes."""
@@ -233,27 +233,24 @@ class _Run:
         None, if the whole model no longer answers as before.
         """
         self._take(weights)
-        assert self.said is not None
+        assert self.dense_answers is not None
         found: Apart = []
         for model in (self.whole, *self.smaller):
             if found and found[0][1] < AGREEMENT:
                 return None
-            answers = self._log_probabilities(model)
-            divergence = F.kl_div(answers, self.said, reduction="batchmean", log_target=True)
-            agrees = answers.argmax(dim=-1) == self.said.argmax(dim=-1)
-            found.append((max(0.0, float(divergence)), float(agrees.float().mean())))
+            answers = self._answers(model)
+            divergence = float(self.criterion.divergence(answers, self.dense_answers))
+            agrees = self.criterion.agreement(answers, self.dense_answers)
+            found.append((max(0.0, divergence), float(agrees.float().mean())))
         return found
 
     def _take(self, weights: Weights) -> None:
         for name, values in weights.items():
             self.whole.get_parameter(name).copy_(values)
 
-    def _log_probabilities(self, model: nn.Module) -> Tensor:
-        """Of the classes, for the held-out rows [rows, classes]."""
-        answers: Tensor = torch.cat(
-            [logits_of(model(**b)).float() for b in self.held_out]
-        ).log_softmax(-1)
-        return answers
+    def _answers(self, model: nn.Module) -> Tensor:
+        """The logits of the held-out rows [rows, outputs]."""
+        return torch.cat([logits_of(model(**inputs)).float() for inputs in self.held_out])
 
 
 def _repair_site(

@@ -1,9 +1,14 @@
-"""A checkpoint's model and words out of its files, each checked before the next is built."""
+"""A checkpoint's folder read safely: its manifest, then its model and words.
+
+The manifest, apportion.json, has no hash of its own, so nothing in it is believed before it is
+checked; each part is checked before the next is built.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +16,133 @@ import torch
 from torch import Tensor, nn
 
 from apportion.data.tokenizer import Words
-from apportion.elastic.asking import told
-from apportion.elastic.consistency import check_heads, check_kept, check_order
-from apportion.elastic.elastic import Elastic
-from apportion.elastic.manifest import CONFIG, GATES, MANIFEST, SETTINGS, WEIGHTS, WORDS
+from apportion.elastic.consistency import (
+    check_finite,
+    check_heads,
+    check_kept,
+    check_order,
+    is_number,
+    is_whole,
+)
+from apportion.elastic.elastic import TRAINED_FORMS, Elastic, Form
 from apportion.files import Shape, read_json, read_shapes, read_tensors
-from apportion.method.units import Allocation, Units
+from apportion.method.units import KINDS, Allocation, Units, check_budget
 from apportion.models.configs import build
 from apportion.models.encoder import EncoderConfig
 from apportion.models.reloading import RECORD
 from apportion.models.sizes import check_sizes, difference
 from apportion.models.surgery import cut
 
+FORMAT = "apportion-checkpoint"
+VERSION = 1
+MANIFEST = "apportion.json"
+WEIGHTS = "model.safetensors"
+GATES = "gates.safetensors"
+CONFIG = "config.json"
+WORDS = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
+CARD = "README.md"
+_MOST_UNITS = 1_000_000  # of one kind in one layer: what has to be listed before it is compared
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself, checked; without its weights."""
+    path = folder / MANIFEST
+    if not os.path.lexists(path):
+        raise ValueError(f"{folder} is not a checkpoint: it has no {MANIFEST}")
+    manifest = read_json(path)
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"{path} is not the manifest of an apportion checkpoint")
+    if manifest.get("version") != VERSION:
+        raise ValueError(
+            f"{folder} is a checkpoint of format version {manifest.get('version')!r}; "
+            f"this apportion reads version {VERSION}"
+        )
+    missing = {"kind", "model", "units", "files", "notes"} - set(manifest)
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
+    if manifest["kind"] not in ("dense", "elastic", "cut"):
+        raise ValueError(f"{path} is of unknown kind {manifest['kind']!r}")
+    problem = _problem(manifest)
+    if problem:
+        raise ValueError(f"{path} is damaged: {problem}")
+    return manifest
+
+
+def _problem(manifest: Mapping[str, Any]) -> str | None:
+    """What is wrong with a manifest, if anything is."""
+    kind, files, model = manifest["kind"], manifest["files"], manifest["model"]
+    if not isinstance(manifest["notes"], dict):
+        return "notes is not a table"
+    if not isinstance(model, dict) or not isinstance(model.get("type"), str):
+        return "model does not say its type"
+    if not isinstance(files, dict) or not all(map(_is_file, files.items())):
+        return "files does not hold the bytes and the sha256 of each file of the folder"
+    needed = {WEIGHTS, *([GATES] if kind == "elastic" else [])} - set(files)
+    if needed:
+        return f"files lacks {', '.join(sorted(needed))}"
+    for name, of_kind in (("elastic", "elastic"), ("kept", "cut")):
+        if (name in manifest) != (kind == of_kind):
+            has = "says" if name in manifest else "does not say"
+            return f"a checkpoint of kind {kind} {has} what is {name}"
+    if kind != "elastic" and GATES in files:
+        return f"a checkpoint of kind {kind} has no {GATES}"
+    return _problem_of_units(manifest["units"]) or (
+        _problem_of_elastic(manifest["elastic"]) if kind == "elastic" else None
+    )
+
+
+def _is_file(named: tuple[str, Any]) -> bool:
+    name, facts = named
+    return (
+        isinstance(facts, dict)
+        and is_whole(facts.get("bytes"))
+        and isinstance(facts.get("sha256"), str)
+        and name == Path(name).name  # a path could lead out of the folder
+    )
+
+
+def _problem_of_units(units: Any) -> str | None:
+    runs = units.get("runs") if isinstance(units, dict) else None
+    if not isinstance(runs, list) or not runs:
+        return "units does not hold runs"
+    before = (-1, 0)
+    for run in runs:
+        if not (isinstance(run, list) and len(run) == 4 and run[1] in KINDS):
+            return f"units has a run that is not layer, {' or '.join(KINDS)}, count and cost"
+        layer, kind, count, cost = run
+        if not (is_whole(layer) and is_whole(count, 1, _MOST_UNITS) and is_number(cost, above=0.0)):
+            return f"units has a run of {count!r} {kind} in layer {layer!r} at a cost of {cost!r}"
+        if (layer, KINDS.index(kind)) <= before:
+            return "units has runs that are not in the order of layers and kinds"
+        before = (layer, KINDS.index(kind))
+    return None
+
+
+def _problem_of_elastic(facts: Any) -> str | None:
+    checks: dict[str, Callable[[Any], bool]] = {
+        "kinds": lambda kinds: (
+            isinstance(kinds, list)
+            and bool(kinds)
+            and all(kinds.count(kind) == 1 for kind in kinds)
+            and all(kind in KINDS for kind in kinds)
+        ),
+        "length": lambda length: is_whole(length, 1, 2**24),
+        "tau": lambda tau: is_number(tau, above=0.0),
+        "block": lambda block: is_whole(block, 1, 2**24),
+    }
+    if not isinstance(facts, dict):
+        return "elastic is not a table"
+    for name, is_good in checks.items():
+        if not is_good(facts.get(name)):
+            return f"elastic has {name} = {facts.get(name)!r:.80}"
+    return None
+
 
 def restore(
     manifest: Mapping[str, Any], folder: Path
 ) -> tuple[nn.Module, Allocation | None, Words | None]:
-    """The model, what a cut kept, and the words, of a folder whose manifest was read."""
+    """The model, the allocation that a cut kept, and the tokenizer, of a folder by its manifest."""
     kind = manifest["kind"]
     for name, facts in sorted(manifest["files"].items()):
         path = folder / name
@@ -47,25 +162,33 @@ def restore(
     if kind == "dense":
         check_heads(Units.from_dict(manifest["units"]), model)
     if kind == "elastic":
-        facts = manifest["elastic"]
-        model = Elastic(model, facts["kinds"], facts["length"], facts["tau"], facts["block"])
-        if model.units.to_dict() != manifest["units"]:
-            raise ValueError(f"checkpoint {folder} lists other units than its model has")
-        gates = read_tensors(folder / GATES)
-        if "order" in gates:
-            model.gates.fix_order(gates["order"])
-            check_order(gates["order"], model.units)
-        _check_weights(model.gates.state_dict(), read_shapes(folder / GATES), folder)
-        _load_weights(model.gates, gates)
-        try:
-            told(model, facts, manifest["notes"])
-        except ValueError as error:
-            raise ValueError(f"{folder / MANIFEST} can't be right: {error}") from None
+        model = _restore_elastic(model, manifest, folder)
     words = None
     if WORDS in manifest["files"]:
         settings = read_json(folder / SETTINGS) if SETTINGS in manifest["files"] else None
         words = Words.from_json((folder / WORDS).read_text(encoding="utf-8"), settings)
     return model.eval(), kept, words
+
+
+def _restore_elastic(plain: nn.Module, manifest: Mapping[str, Any], folder: Path) -> Elastic:
+    """The elastic model around a plain one, with its gates, its order, and what it was made for."""
+    facts = manifest["elastic"]
+    model = Elastic(plain, facts["kinds"], facts["length"], facts["tau"], facts["block"])
+    if model.units.to_dict() != manifest["units"]:
+        raise ValueError(f"checkpoint {folder} lists other units than its model has")
+    gates = read_tensors(folder / GATES)
+    if "order" in gates:
+        model.gates.fix_order(gates["order"])
+        check_order(gates["order"], model.units)
+    _check_weights(model.gates.state_dict(), read_shapes(folder / GATES), folder)
+    _load_weights(model.gates, gates)
+    with torch.no_grad():
+        opened = {"z": model.gates(torch.tensor((0.01, 0.25, 0.5, 0.75, 1.0)))}
+    check_finite(opened, folder / GATES)
+    try:
+        return _made_as(model, facts, manifest["notes"])
+    except ValueError as error:
+        raise ValueError(f"{folder / MANIFEST} can't be right: {error}") from None
 
 
 def _load_model(config: Mapping[str, Any], kept: Allocation | None, folder: Path) -> nn.Module:
@@ -115,6 +238,36 @@ def _check_weights(
         raise ValueError(
             f"the weights in {folder} are of another model than its {MANIFEST} says: {odd}"
         )
+
+
+def _made_as(model: Elastic, facts: Mapping[str, Any], notes: Mapping[str, Any]) -> Elastic:
+    """The model, made for the form, floor and budgets that its manifest says.
+
+    Old manifests do not say them. Then they are the last recipe's, down to the smallest budget of
+    training and measuring; hard masks where gates were set from scores; and neither floor nor
+    limit where the notes say nothing.
+    """
+    if any(name in facts for name in model.made_as):
+        return model.made_for(facts["form"], facts["floor"], facts["lowest"])
+    measured_at = _measured_at(notes)
+    try:
+        recipe = notes["recipes"][-1]
+        trained, floor = TRAINED_FORMS.get(recipe["objective"], "hard"), int(recipe["floor"])
+        trained_at = [check_budget(b) for b in (recipe["budgets"][0], *recipe["select_at"])]
+    except (IndexError, KeyError, TypeError, ValueError):  # notes may be anybody's
+        return model.made_for(model.form, 0, min(measured_at, default=None))
+    if trained is None:
+        trained_at = []  # a plain model has no budgets
+    form: Form = "soft" if trained == "soft" else "hard"
+    form = "nested" if model.form == "nested" else form
+    return model.made_for(form, floor, min([*trained_at, *measured_at], default=None))
+
+
+def _measured_at(notes: Mapping[str, Any]) -> list[float]:
+    try:
+        return [check_budget(point["budget"]) for point in notes["measured"]]
+    except (KeyError, TypeError, ValueError):
+        return []
 
 
 def sha256(path: Path) -> str:

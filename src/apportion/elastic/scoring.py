@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from apportion.data.task import Split, Task
-from apportion.elastic.elastic import Elastic, logits_of
+from apportion.elastic.elastic import Elastic, logits_of, plain_of
 from apportion.method.units import Units
 from apportion.models.activations import attention_names, layer_names, recalling, remembering
 
-Progress = Callable[[int, int], None]  # told how much is done, and how much there is
+Progress = Callable[[int, int], None]  # hears how much is done, and how much there is
+_Batch = tuple[dict[str, Tensor], Tensor]  # inputs and labels
 SCORED_ROWS = 1000  # training rows that a gradient is taken over
 _BATCH = 32
 
@@ -33,8 +33,8 @@ class Scored:
 def loss_increase(model: Elastic, split: Split, progress: Progress | None = None) -> Scored:
     """How much the loss on a split rises when each unit alone is switched off.
 
-    The paper's post-hoc baseline; the split is validation, never test. What lies below a unit
-    does not change when it is switched off, so it is computed once for all of them.
+    The paper's post-hoc baseline; the split is validation, never test. Layers below a unit do not
+    change when it is switched off, so they are computed once for all units.
     """
     model = copy.deepcopy(model).eval()
     units = model.units
@@ -42,10 +42,10 @@ def loss_increase(model: Elastic, split: Split, progress: Progress | None = None
     rises = torch.zeros(len(units), dtype=torch.float64)
     whole_seconds, seconds = 0.0, 0.0
     with torch.inference_mode():
-        for inputs, labels in _told(model, split, progress):
+        for batch in _batches(model, split, progress):
             started = time.perf_counter()
             with remembering(model.model, (*layers, *attentions.values())) as seen:
-                whole = _loss(model, inputs, labels, torch.ones(len(units)))
+                whole = _summed_loss(model, split, batch, torch.ones(len(units)))
             whole_seconds += time.perf_counter() - started
             for layer in {unit.layer: None for unit in units}:
                 below = [*layers[:layer], *([attentions[layer]] if layer in attentions else [])]
@@ -54,7 +54,7 @@ def loss_increase(model: Elastic, split: Split, progress: Progress | None = None
                         if unit.layer == layer:
                             z = torch.ones(len(units))
                             z[position] = 0.0
-                            rises[position] += float(_loss(model, inputs, labels, z) - whole)
+                            rises[position] += float(_summed_loss(model, split, batch, z) - whole)
             seconds += time.perf_counter() - started
         padded_seconds = _time_padded(model, split)
     facts = {
@@ -74,24 +74,24 @@ def _time_padded(model: Elastic, split: Split) -> float:
     rows = torch.split(torch.arange(len(split)), _BATCH)[:4]
     batches = [_moved(model, *split.batch(part, padded=True)) for part in rows]
     started = time.perf_counter()
-    for inputs, labels in batches:
-        _loss(model, inputs, labels, torch.ones(len(model.units)))
+    for batch in batches:
+        _summed_loss(model, split, batch, torch.ones(len(model.units)))
     return (time.perf_counter() - started) * len(split) / sum(map(len, rows))
 
 
 def squared_gradient(model: Elastic, split: Split, progress: Progress | None = None) -> Scored:
     """Σ over rows of (∂loss/∂z_u)², with all gates open: how much the loss bends at each unit.
 
-    Of training rows; no unit has to be switched off, so it costs about two passes in all.
+    No unit has to be switched off, so it costs about two passes over the training rows.
     """
     model = copy.deepcopy(model).eval().requires_grad_(False)
     scores = torch.zeros(len(model.units), dtype=torch.float64)
     rows = torch.arange(min(SCORED_ROWS, len(split)))
     started = time.perf_counter()
-    for inputs, labels in _told(model, split.take(rows), progress):
-        # A gate an example, so that gradients are squared before they are summed.
-        z = torch.ones(len(labels), len(model.units), requires_grad=True)
-        (gradient,) = torch.autograd.grad(_loss(model, inputs, labels, z), z)
+    for batch in _batches(model, split.take(rows), progress):
+        # One gate per example, so that gradients are squared before they are summed.
+        z = torch.ones(len(batch[1]), len(model.units), requires_grad=True)
+        (gradient,) = torch.autograd.grad(_summed_loss(model, split, batch, z), z)
         scores += gradient.double().square().sum(dim=0)
     facts = {"rows": len(rows), "seconds": round(time.perf_counter() - started, 1)}
     return Scored(scores / len(rows), facts)
@@ -103,7 +103,7 @@ def random(units: Units, seed: int) -> Scored:
 
 
 def learned(teacher: Elastic | None) -> Scored:
-    """What another model's gates learned, as scores for this one: is the order alone worth it?"""
+    """The gates of another model as scores of this one: is their order alone worth it?"""
     if teacher is None:
         raise ValueError("what gates learned needs a teacher that has them")
     return Scored(teacher.gates(0.5).detach(), {})
@@ -158,10 +158,9 @@ SOURCES: dict[str, Callable[[Elastic, Task, int, Elastic | None, Progress | None
 }
 
 
-def _told(
-    model: Elastic, split: Split, progress: Progress | None
-) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-    """Batches of a split; after each of them, how many rows are done and how many there are."""
+def _batches(model: Elastic, split: Split, progress: Progress | None) -> Iterator[_Batch]:
+    """Batches of a split; after each of them, `progress` hears how many rows are done."""
+    split.criterion.check(plain_of(model))
     done = 0
     for inputs, labels in split.batches(_BATCH):
         yield _moved(model, inputs, labels)
@@ -170,14 +169,14 @@ def _told(
             progress(done, len(split))
 
 
-def _moved(
-    model: Elastic, inputs: Mapping[str, Tensor], labels: Tensor
-) -> tuple[dict[str, Tensor], Tensor]:
+def _moved(model: Elastic, inputs: Mapping[str, Tensor], labels: Tensor) -> _Batch:
     """A batch on the model's device."""
     device = next(model.parameters()).device
     return {name: values.to(device) for name, values in inputs.items()}, labels.to(device)
 
 
-def _loss(model: Elastic, inputs: Mapping[str, Tensor], labels: Tensor, z: Tensor) -> Tensor:
+def _summed_loss(model: Elastic, split: Split, batch: _Batch, z: Tensor) -> Tensor:
+    """The loss of a batch's rows, its units open by z."""
+    inputs, labels = batch
     logits = logits_of(model(**inputs, z=z.to(labels.device)))
-    return F.cross_entropy(logits, labels, reduction="sum")
+    return split.criterion.loss(logits, labels, "sum")

@@ -16,7 +16,7 @@ _SHARPNESS = 2.0  # κ of gates that are set from scores
 
 
 class Gates(nn.Module):
-    """One gate a unit, conditioned on the budget.
+    """One gate per unit, conditioned on the budget.
 
     z_u(B) = sigmoid((a_u + softplus(s_u) · logit(clip(B, ε, 1-ε))) / τ)
 
@@ -38,7 +38,7 @@ class Gates(nn.Module):
         self.register_buffer("order", None)
 
     def forward(self, budget: Tensor | float) -> Tensor:
-        """z(B): [units] for one budget, [batch, units] for a budget an example."""
+        """z(B): [units] for one budget, [batch, units] for one budget per example."""
         if isinstance(budget, Tensor) and budget.dim():
             budget = check_budgets(budget)
         else:
@@ -82,7 +82,7 @@ class Gates(nn.Module):
         self.s.fill_(math.log(math.expm1(_SHARPNESS)))
 
     def cost(self, z: Tensor) -> Tensor:
-        """C = Σ_u share_u · z_u: a scalar, or one number an example."""
+        """C = Σ_u share_u · z_u: a scalar, or one number per example."""
         return z @ self.shares
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Gates:

@@ -1,11 +1,10 @@
-"""The losses: what a budget costs (Eq. 5), what a teacher says (Eq. 6), and how it gets there."""
+"""The losses: what a budget costs (Eq. 5), distillation (Eq. 6), and that of hidden states."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -15,16 +14,8 @@ def budget_loss(cost: Tensor, budget: Tensor | float, lam: float, beta: float) -
     return (lam * cost + beta * excess.square()).mean()
 
 
-def distill_loss(
-    task_loss: Tensor, student: Tensor, teacher: Tensor, alpha: float, T: float
-) -> Tensor:
-    """(1−α)·task + α·T²·KL(softmax(teacher/T) ‖ softmax(student/T))."""
-    divergence = F.kl_div(
-        F.log_softmax(student / T, dim=-1),
-        F.log_softmax(teacher / T, dim=-1),
-        reduction="batchmean",
-        log_target=True,
-    )
+def distill_loss(task_loss: Tensor, divergence: Tensor, alpha: float, T: float) -> Tensor:
+    """(1−α)·task + α·T²·D, with D the divergence of student and teacher at temperature T."""
     return (1.0 - alpha) * task_loss + alpha * T**2 * divergence
 
 

@@ -34,7 +34,7 @@ def check_budget(budget: Any, lowest: float | None = None) -> float:
 
 
 def check_budgets(budgets: Tensor, lowest: float | None = None) -> Tensor:
-    """Budgets, one number an example, if each of them is in (0, 1] and not below the lowest."""
+    """Budgets, one number per example, if each of them is in (0, 1] and not below the lowest."""
     if budgets.dim() > 1 or budgets.is_complex() or budgets.dtype == torch.bool:
         raise ValueError(
             f"budgets are numbers in (0, 1], one an example, not {budgets.dtype} of shape "

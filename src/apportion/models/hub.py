@@ -68,6 +68,7 @@ def load_model(
             encoder, info = read_pretrained(transformers.AutoModel, source, dtype=torch.float32)
             info["missing_keys"] = [key for key in info["missing_keys"] if "pooler" not in key]
             check_fit(encoder, info, source)
+            encoder.config.problem_type = None  # that of a head which is left behind
             model = loader.from_config(name_classes(encoder.config, classes))
             inside = getattr(model, model.base_model_prefix)
             inside.load_state_dict(encoder.state_dict(), strict=False)  # the head reads no pooler

@@ -32,7 +32,7 @@ CHUNK, _FIRST = 1024, 128  # rows that are taken at a time: at most, and the fir
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of the text on a line: the likeliest class, and how likely each is."""
+    """The answer to the text on a line: the likeliest class, and the probability of each."""
 
     line: int
     label: str
@@ -141,7 +141,7 @@ def _answer(
 
 
 def lines_of(predictions: Iterable[Prediction], classes: Sequence[str], form: str) -> Iterator[str]:
-    """Predictions as the lines of a file: CSV with a header, or one JSON object a line."""
+    """Predictions as the lines of a file: CSV with a header, or one JSON object per line."""
     if form not in FORMATS:
         raise ValueError(f"a format is one of {', '.join(FORMATS)}, not {form!r}")
     if form == "jsonl":
@@ -219,7 +219,7 @@ def time_predictions(
         "budget": budget,
         "rows": len(texts),
         "batch": batch,
-        "bare": round(1000 * len(texts) / alone.median_ms, 1),  # rows a second
+        "bare": round(1000 * len(texts) / alone.median_ms, 1),  # rows per second
         "predict": round(1000 * len(texts) / all_the_way.median_ms, 1),
         "share": round(all_the_way.speedup, 4),
         "low": round(all_the_way.low, 4),

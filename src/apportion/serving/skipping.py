@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apportion.elastic.elastic import Elastic
+from apportion.elastic.elastic import Elastic, check_elastic
 from apportion.method.allocation import allocate
 from apportion.method.units import check_budget
 from apportion.models.surgery import cut
@@ -30,10 +30,7 @@ class Skipping(nn.Module):
 
     def __init__(self, elastic: Elastic, floor: int | None = None) -> None:
         super().__init__()
-        if not isinstance(elastic, Elastic):
-            raise ValueError(
-                f"{type(elastic).__name__} has no budgets; wrap the model: `Elastic(model)`"
-            )
+        check_elastic(elastic)
         self.whole = elastic.plain()
         self.gates = copy.deepcopy(elastic.gates)
         self.units, self.lowest = elastic.units, elastic.lowest

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apportion.elastic.elastic import Elastic
+from apportion.elastic.elastic import Elastic, check_elastic
 from apportion.method.units import Allocation
 from apportion.models.compute import compare_compute, count_macs
 from apportion.models.sites import find_sites
@@ -181,8 +181,7 @@ def elastic_arms(
     Soft gates and the hard mask compute every unit. Skipping fuses its sums: beside the fused model
     its speed is the budget's alone.
     """
-    if not isinstance(model, Elastic):
-        raise ValueError("only an elastic model has budgets to time")
+    model = check_elastic(model)
     forms = forms or (NESTED_FORMS if model.form == "nested" else TIMED_FORMS)
     plain = model.plain()
     skipping = Skipping(model, floor)
@@ -201,7 +200,7 @@ def elastic_arms(
         if "skip" in forms:
             skipping.prepare(budget)
         of_form = {
-            "soft": Timed(model, plain, {"budget": budget, "mode": "soft"}),
+            "soft": Timed(model, plain, {"budget": budget, "form": "soft"}),
             "hard": Timed(model, plain, {"allocation": allocation}),
             "skip": Timed(skipping, smaller, {"budget": budget}),
             "cut": Timed(smaller, smaller),

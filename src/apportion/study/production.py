@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from apportion.data.task import Task
-from apportion.elastic.asking import limit
-from apportion.elastic.checkpoint import Checkpoint, has_checkpoint, load, save
+from apportion.elastic.checkpoint import Checkpoint, has_checkpoint, limit, load, save
 from apportion.elastic.elastic import Elastic, plain_of
 from apportion.elastic.repairing import VERSION_1, repair
 from apportion.elastic.scoring import SOURCES, Scored, nest

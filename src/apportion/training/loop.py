@@ -12,17 +12,14 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import convert_outputs_to_fp32, gather_object
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from apportion.data.task import Task
-from apportion.elastic.elastic import Elastic
-from apportion.elastic.evaluation import count_correct
-from apportion.method.losses import budget_loss
-from apportion.method.units import check_budget
+from apportion.elastic.elastic import Elastic, plain_of
+from apportion.elastic.evaluation import sum_scores
 from apportion.training.allocator import keep_freed_memory
-from apportion.training.objectives import Batch, paid_loss, step_losses
-from apportion.training.prefixes import Views
+from apportion.training.objectives import OBJECTIVES, Batch, Teacher, step_losses
 from apportion.training.progress import Tick
 from apportion.training.recipes import Recipe
 from apportion.training.resume import TrainingState, load_state, run_identity, save_state
@@ -76,11 +73,7 @@ def fit(
     budgets, ties to the lower objective. With a `state` file, training is saved there every
     `save_every` seconds, and goes on from it if it exists.
     """
-    _check(model, task, recipe)
-    if isinstance(teacher, Elastic):
-        check_budget(recipe.lowest, teacher.lowest)  # and not at some step
-    if recipe.hidden and teacher is None:
-        raise ValueError(f"recipe {recipe.name!r} has hidden, and there is no teacher")
+    _check(model, task, recipe, teacher)
     keep_freed_memory()
     run = _Run(model, task, recipe, seed, teacher, state, save_every, progress)
     with torch.random.fork_rng():
@@ -112,14 +105,12 @@ class _Run:
         self.student: nn.Module
         self.optimizer: torch.optim.Optimizer
         self.student, self.optimizer = self.accelerator.prepare(student, optimizer)
-        self.views: Views | None = None
-        if recipe.objective == "nested" and isinstance(student, Elastic):
-            if self.accelerator.num_processes > 1:
-                raise ValueError(f"recipe {recipe.name!r} trains through views, on one process")
-            self.views = Views(student, self._in_mixed_precision)
+        self.objective = OBJECTIVES[recipe.objective](self.student, recipe, self.accelerator)
+        self.model = self.objective.model  # without what Accelerate wraps it in
         self.teacher = None
         if teacher is not None:
-            self.teacher = copy.deepcopy(teacher).to(self.accelerator.device).eval()
+            copied = copy.deepcopy(teacher).to(self.accelerator.device)
+            self.teacher = Teacher(copied, recipe.lowest)
         self.steps_per_epoch = math.ceil(len(task.train) / recipe.batch_size)
         self.steps = self.steps_per_epoch * recipe.epochs
         self.step = 0
@@ -147,10 +138,7 @@ class _Run:
                 self._save()
                 saved = time.monotonic()
             if self.progress and self.accelerator.is_main_process:
-                accuracy = self.history[-1].accuracy if self.history else None
-                where = (self.recipe.name, self.step, self.steps)
-                shown = Tick(*where, epoch + 1, self.recipe.epochs, loss, cost, accuracy)
-                self.progress(shown)
+                self.progress(self._tick(epoch, loss, cost))
         assert self.best is not None
         # A copy of the given one: what was trained keeps what Accelerate wrapped it in.
         model = _copy_for(self.given, self.recipe)
@@ -165,33 +153,40 @@ class _Run:
             self.accelerator.num_processes,
         )
 
+    def _tick(self, epoch: int, loss: float, cost: float) -> Tick:
+        return Tick(
+            self.recipe.name,
+            step=self.step,
+            steps=self.steps,
+            epoch=epoch + 1,
+            epochs=self.recipe.epochs,
+            loss=loss,
+            cost=cost,
+            accuracy=self.history[-1].accuracy if self.history else None,
+        )
+
     def _one_step(self, epoch: int, inside: int) -> tuple[float, float]:
+        """Takes one step; returns its loss, and the cost averaged over its budgets."""
         recipe = self.recipe
         torch.manual_seed(noise_seed(self.seed, self.step, self.accelerator.process_index))
-        budgets = draw_budgets(recipe, self.seed, self.step, self.steps)
-        inputs, labels, weight = self._batch(epoch, inside)
-        noisy, words = inputs, self.task.words
-        if recipe.word_dropout and words:
-            noisy = drop_words(inputs, recipe.word_dropout, words.unknown, words.marks)
+        budgets = draw_budgets(recipe, self.seed, self.step)
+        batch, weight = self._batch(epoch, inside)
         for group, lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = lr * learning_rate_share(recipe, self.step, self.steps)
         self.student.train()
-        model = self._unwrapped()
         self.optimizer.zero_grad()
-        value, costs = 0.0, []
-        batch = Batch(noisy if recipe.noisy_teacher else inputs, noisy, labels)
-        losses = step_losses(self.student, self.teacher, batch, recipe, budgets, self.views)
+        value, costs = 0.0, 0.0
+        criterion = self.task.train.criterion
+        losses = step_losses(self.objective, self.teacher, batch, budgets, criterion)
         for budget, loss in zip(budgets, losses, strict=True):
-            loss = loss * (weight / len(budgets))
-            if isinstance(model, Elastic):
-                paid, cost = paid_loss(model, budget, recipe)
-                loss = loss + paid
-                costs.append(cost)
+            paid, cost = self.objective.payment(budget)
+            loss = loss * (weight / len(budgets)) + paid
+            costs += cost
             value += self._finite(float(loss.detach()))
             self.accelerator.backward(loss)
         self.accelerator.clip_grad_norm_(self.student.parameters(), recipe.clip)
         self.optimizer.step()
-        return value, sum(costs) / len(costs) if costs else 1.0
+        return value, costs / len(budgets)
 
     def _finite(self, loss: float) -> float:
         if not math.isfinite(loss):
@@ -201,10 +196,10 @@ class _Run:
             )
         return loss
 
-    def _batch(self, epoch: int, inside: int) -> tuple[dict[str, Tensor], Tensor, float]:
+    def _batch(self, epoch: int, inside: int) -> tuple[Batch, float]:
         """This process's rows of the step's batch, and their weight among all processes."""
-        size = self.recipe.batch_size
-        split = self.task.train
+        recipe, split, words = self.recipe, self.task.train, self.task.words
+        size = recipe.batch_size
         order = row_order(self.seed, epoch, len(split), split.lengths, size)
         rows = order[inside * size :][:size]
         world = self.accelerator.num_processes
@@ -213,8 +208,11 @@ class _Run:
         weight = len(mine) * world / len(rows)
         inputs, labels = split.batch(mine if len(mine) else rows[:1])
         device = self.accelerator.device
-        inputs = {name: values.to(device) for name, values in inputs.items()}
-        return inputs, labels.to(device), weight
+        noisy = inputs = {name: values.to(device) for name, values in inputs.items()}
+        if recipe.word_dropout and words:
+            noisy = drop_words(inputs, recipe.word_dropout, words.unknown, words.marks)
+        taught = noisy if recipe.noisy_teacher else inputs
+        return Batch(taught, noisy, labels.to(device)), weight
 
     def _end_epoch(self, epoch: int) -> None:
         accuracy, objective = self._validate()
@@ -225,44 +223,19 @@ class _Run:
         best = self.best
         if best is None or (accuracy, -objective) > (best.accuracy, -best.objective):
             self.best = done
-            self.best_weights = _copy_weights(self._unwrapped())
+            self.best_weights = _copy_weights(self.model)
 
     def _validate(self) -> tuple[float, float]:
         """Accuracy and objective on validation, averaged over the recipe's budgets."""
-        model, recipe = self._unwrapped(), self.recipe
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         mine = torch.arange(rank, len(self.task.validation), world)
         part = self.task.validation.take(mine)
-        calls: list[tuple[nn.Module, dict[str, Any]]] = [(model, {})]
-        penalty = 0.0
-        if isinstance(model, Elastic) and recipe.objective == "nested":
-            # The hard mask's numbers, in a budget's share of the time.
-            calls = [(model.cut(budget, recipe.floor), {}) for budget in recipe.select_at]
-        elif isinstance(model, Elastic):
-            mode = "soft" if recipe.objective == "soft" else "hard"
-            options = {"mode": mode, "floor": recipe.floor}
-            calls = [(model, {"budget": budget, **options}) for budget in recipe.select_at]
-            if mode == "soft":
-                budgets = torch.tensor(recipe.select_at, device=self.accelerator.device)
-                with torch.no_grad():
-                    costs = model.cost(budgets)
-                penalty = float(budget_loss(costs, budgets, recipe.lam, recipe.beta))
+        calls, penalty = self.objective.validation()
         # As Python's numbers, of all processes: not every device has float64.
-        counts = gather_object([count_correct(called, part, **given) for called, given in calls])
-        summed = torch.tensor(counts, dtype=torch.float64).view(world, -1, 2).sum(dim=0)
-        correct, losses = (summed / len(self.task.validation)).unbind(dim=1)
-        return float(correct.mean()), float(losses.mean()) + penalty
-
-    def _in_mixed_precision(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A call as Accelerate would make it of a model that it prepared; views are none."""
-        if not self.accelerator.native_amp:
-            return call
-        wrapped: Callable[..., Any] = convert_outputs_to_fp32(self.accelerator.autocast()(call))
-        return wrapped
-
-    def _unwrapped(self) -> nn.Module:
-        model: nn.Module = self.accelerator.unwrap_model(self.student)
-        return model
+        sums = gather_object([sum_scores(model, part, **options) for model, options in calls])
+        summed = torch.tensor(sums, dtype=torch.float64).view(world, -1, 2).sum(dim=0)
+        scores, losses = (summed / len(self.task.validation)).unbind(dim=1)
+        return float(scores.mean()), float(losses.mean()) + penalty
 
     def _save(self) -> None:
         if not self.accelerator.is_main_process:
@@ -276,7 +249,7 @@ class _Run:
             "epoch_loss": self.epoch_loss,
             "seconds": self.seconds,
         }
-        weights = self._unwrapped().state_dict()
+        weights = self.model.state_dict()
         moments = self.optimizer.state_dict()["state"]
         save_state(self.state_path, TrainingState(weights, self.best_weights, moments, notes))
 
@@ -289,7 +262,7 @@ class _Run:
                 f"{self.state_path} belongs to another run (other weights, data, recipe or seed); "
                 "remove it or choose another folder"
             )
-        self._unwrapped().load_state_dict(saved.weights)
+        self.model.load_state_dict(saved.weights)
         now = self.optimizer.state_dict()
         self.optimizer.load_state_dict({**now, "state": saved.moments})
         self.best_weights = saved.best
@@ -301,22 +274,26 @@ class _Run:
         self.seconds = notes["seconds"]
 
 
-def _check(model: nn.Module, task: Task, recipe: Recipe) -> None:
-    elastic = isinstance(model, Elastic)
+def _check(model: nn.Module, task: Task, recipe: Recipe, teacher: nn.Module | None) -> None:
+    """Refuses what does not go together, before the first step."""
+    task.train.criterion.check(plain_of(model))
     if recipe.word_dropout and task.words is None:
         raise ValueError(f"recipe {recipe.name!r} drops words, and task {task.name!r} has none")
-    if recipe.objective == "dense" and elastic:
+    elastic = isinstance(model, Elastic)
+    if elastic and recipe.form is None:
         raise ValueError(f"recipe {recipe.name!r} trains a plain model; give it `elastic.plain()`")
-    if recipe.objective != "dense" and not elastic:
+    if recipe.form is not None and not elastic:
         raise ValueError(f"recipe {recipe.name!r} trains gates; wrap the model: `Elastic(model)`")
+    if recipe.hidden and teacher is None:
+        raise ValueError(f"recipe {recipe.name!r} has hidden, and there is no teacher")
 
 
 def _copy_for(model: nn.Module, recipe: Recipe) -> nn.Module:
     """A copy of a model that is asked as the recipe trains it."""
-    copied = copy.deepcopy(model)
-    if isinstance(copied, Elastic):
+    copied: Any = copy.deepcopy(model)
+    if recipe.form is not None:
         copied.made_for(recipe.form, recipe.floor, recipe.lowest)
-    return copied
+    return copied  # type: ignore[no-any-return]
 
 
 def _copy_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -1,21 +1,144 @@
-"""What a step of training minimises: one loss for each budget that it takes."""
+"""What a step of training minimises: one class per objective of a recipe, one loss per budget."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.utils import convert_outputs_to_fp32
 from torch import Tensor, nn
 
-from apportion.elastic.elastic import Elastic, logits_of, plain_of
+from apportion.data.task import Criterion
+from apportion.elastic.elastic import Elastic, Form, logits_of, plain_of
 from apportion.method.losses import budget_loss, distill_loss, hidden_loss
+from apportion.method.units import check_budget
 from apportion.models.activations import layer_names, remembering
 from apportion.training.prefixes import Views
-from apportion.training.recipes import Recipe
+from apportion.training.recipes import Objective, Recipe
+
+Call = tuple[nn.Module, dict[str, Any]]  # a model, and what it is called with beside its inputs
+
+
+class Dense:
+    """A plain model: it has no budgets, and nothing to pay."""
+
+    def __init__(self, student: nn.Module, recipe: Recipe, accelerator: Accelerator) -> None:
+        self.student, self.recipe = student, recipe
+        self.model: Any = accelerator.unwrap_model(student)
+
+    def answer(self, budget: float, inputs: Mapping[str, Tensor]) -> Any:
+        """What the student returns at a budget."""
+        return self.student(**inputs)
+
+    def inside(self, budget: float) -> nn.Module:
+        """The plain model that answers, whose layers can be watched."""
+        return plain_of(self.model)
+
+    def payment(self, budget: float) -> tuple[Tensor | float, float]:
+        """What Eq. 5 adds for the cost of a budget, and that cost."""
+        return 0.0, 1.0
+
+    def validation(self) -> tuple[list[Call], float]:
+        """The calls that choose the best epoch, and what Eq. 5 adds to their loss."""
+        return [(self.model, {})], 0.0
+
+
+class StraightThrough(Dense):
+    """An elastic model under hard masks, whose gates learn as if they were soft.
+
+    It was made for the recipe, so its own floor is the recipe's.
+    """
+
+    form: Form = "straight-through"
+    model: Elastic
+
+    def answer(self, budget: float, inputs: Mapping[str, Tensor]) -> Any:
+        """What the student returns with its units gated."""
+        return self.student(**inputs, **{"budget": budget, "form": self.form})
+
+    def payment(self, budget: float) -> tuple[Tensor | float, float]:
+        """Nothing: a hard mask costs what the budget buys."""
+        return 0.0, self.model.allocation(budget).cost
+
+    def validation(self) -> tuple[list[Call], float]:
+        """One call per budget, in the form that the model was made for."""
+        return [(self.model, {"budget": budget}) for budget in self.recipe.select_at], 0.0
+
+
+class Soft(StraightThrough):
+    """An elastic model with gates as they are, which pays for what is open (Eq. 5)."""
+
+    form = "soft"
+
+    def payment(self, budget: float | Tensor) -> tuple[Tensor | float, float]:
+        """λ·C(B) + β·max(0, C(B) − B)², and C(B), averaged over several budgets."""
+        cost = self.model.cost(budget)
+        paid = budget_loss(cost, budget, self.recipe.lam, self.recipe.beta)
+        return paid, float(cost.detach().mean())
+
+    @torch.no_grad()
+    def validation(self) -> tuple[list[Call], float]:
+        """One call per budget, and what they pay on average."""
+        budgets = torch.tensor(self.recipe.select_at, device=self.model.gates.a.device)
+        return super().validation()[0], float(self.payment(budgets)[0])
+
+
+class Nested(StraightThrough):
+    """An elastic model with one order for all budgets, called through views of its weights."""
+
+    def __init__(self, student: nn.Module, recipe: Recipe, accelerator: Accelerator) -> None:
+        super().__init__(student, recipe, accelerator)
+        if accelerator.num_processes > 1:
+            raise ValueError(f"recipe {recipe.name!r} trains through views, on one process")
+
+        def in_mixed_precision(call: Callable[..., Any]) -> Callable[..., Any]:
+            """The call under autocast: Accelerate wraps models that it prepared, and no views."""
+            if not accelerator.native_amp:
+                return call
+            wrapped: Callable[..., Any] = convert_outputs_to_fp32(accelerator.autocast()(call))
+            return wrapped
+
+        self.views = Views(self.model, in_mixed_precision)
+
+    def answer(self, budget: float, inputs: Mapping[str, Tensor]) -> Any:
+        """What the budget's units compute, in its share of the time."""
+        return self.views(self.model.allocation(budget), **inputs)
+
+    def inside(self, budget: float) -> nn.Module:
+        """The modules that compute the budget's units."""
+        return self.views.shape(self.model.allocation(budget))
+
+    def validation(self) -> tuple[list[Call], float]:
+        """Cut models: the hard mask's numbers, in a budget's share of the time."""
+        return [(self.model.cut(budget), {}) for budget in self.recipe.select_at], 0.0
+
+
+OBJECTIVES: dict[Objective, type[Dense]] = {
+    "dense": Dense,
+    "soft": Soft,
+    "straight-through": StraightThrough,
+    "nested": Nested,
+}
+
+
+class Teacher:
+    """The model that a student learns from; one with budgets is asked at the student's."""
+
+    def __init__(self, model: nn.Module, lowest: float) -> None:
+        self.model = model.eval()
+        self.has_budgets = False
+        if isinstance(model, Elastic):
+            check_budget(lowest, model.lowest)  # now, and not at some step
+            self.has_budgets = True
+
+    def answer(self, budget: float, inputs: Mapping[str, Tensor]) -> Any:
+        """What the teacher returns."""
+        asked = {"budget": budget} if self.has_budgets else {}
+        return self.model(**inputs, **asked)
 
 
 @dataclass(frozen=True)
@@ -28,64 +151,43 @@ class Batch:
 
 
 def step_losses(
-    student: nn.Module,
-    teacher: nn.Module | None,
+    student: Dense,
+    teacher: Teacher | None,
     batch: Batch,
-    recipe: Recipe,
     budgets: Sequence[float],
-    views: Views | None = None,
+    criterion: Criterion,
 ) -> Iterator[Tensor]:
-    """The task's loss, or the teacher's (Eq. 6), at each budget, one after the other.
+    """The task's loss, or with a teacher Eq. 6, at each budget, one after the other.
 
     Each can be taken back through the model before the next one is made, so that only one of them
-    is in memory. With views, a budget costs its share of a pass. Where the recipe asks for it, the
-    layers too learn to return what the teacher's do.
+    is in memory. Where the recipe has `hidden`, the layers learn the teacher's hidden states too.
     """
-    says, does = None, None
+    recipe = student.recipe
+    taught: Tensor | None = None
+    taught_states: dict[str, Any] = {}
     for budget in budgets:
-        if teacher is not None and (says is None or isinstance(teacher, Elastic)):
-            asked = {"budget": budget} if isinstance(teacher, Elastic) else {}
-            with torch.no_grad(), _watching(plain_of(teacher), recipe) as does:
-                says = logits_of(teacher(**batch.inputs, **asked))
-        kept = views.elastic.allocation(budget, recipe.floor) if views else None
-        inside = views.shape(kept) if views and kept else plain_of(_unwrapped(student))
-        with _watching(inside, recipe) as done:
-            if views and kept:
-                output = views(kept, **batch.noisy)
-            elif recipe.objective == "dense":
-                output = student(**batch.noisy)
-            else:
-                given = {"budget": budget, "mode": recipe.objective, "floor": recipe.floor}
-                output = student(**batch.noisy, **given)
-        logits = logits_of(output)
-        loss = F.cross_entropy(logits, batch.labels)
-        if says is not None:
-            loss = distill_loss(loss, logits, says, recipe.alpha, recipe.T)
-        if does:
+        if teacher is not None and (taught is None or teacher.has_budgets):
+            watched = plain_of(teacher.model) if recipe.hidden else None
+            with torch.no_grad(), _watching(watched) as taught_states:
+                taught = logits_of(teacher.answer(budget, batch.inputs))
+        with _watching(student.inside(budget) if recipe.hidden else None) as states:
+            logits = logits_of(student.answer(budget, batch.noisy))
+        loss = criterion.loss(logits, batch.labels)
+        if taught is not None:
+            divergence = criterion.divergence(logits, taught, recipe.T)
+            loss = distill_loss(loss, divergence, recipe.alpha, recipe.T)
+        if taught_states:
             mask = batch.inputs.get("attention_mask")
-            loss = loss + recipe.hidden * hidden_loss(_states(done), _states(does), mask)
+            hidden = hidden_loss(_hidden(states), _hidden(taught_states), mask)
+            loss = loss + recipe.hidden * hidden
         yield loss
 
 
-def _watching(model: nn.Module, recipe: Recipe) -> AbstractContextManager[dict[str, Any]]:
-    """What the layers of a model return in a call, if the recipe asks for it."""
-    return remembering(model, layer_names(model)) if recipe.hidden else nullcontext({})
+def _watching(model: nn.Module | None) -> AbstractContextManager[dict[str, Any]]:
+    """What each layer of a model returns in a call; of no model, nothing."""
+    return nullcontext({}) if model is None else remembering(model, layer_names(model))
 
 
-def _states(of_layers: Mapping[str, Any]) -> list[Tensor]:
+def _hidden(of_layers: Mapping[str, Any]) -> list[Tensor]:
     """The hidden states that layers return; some return more beside them."""
     return [found[0] if isinstance(found, tuple) else found for found in of_layers.values()]
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside what shares it between processes."""
-    inside: nn.Module = getattr(model, "module", model)
-    return inside
-
-
-def paid_loss(model: Elastic, budget: float, recipe: Recipe) -> tuple[Tensor | float, float]:
-    """What Eq. 5 adds for the cost of a budget, nothing under hard masks, and that cost."""
-    if recipe.objective != "soft":
-        return 0.0, model.allocation(budget, recipe.floor).cost
-    paid = model.cost(budget)
-    return budget_loss(paid, budget, recipe.lam, recipe.beta), float(paid.detach())

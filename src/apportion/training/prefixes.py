@@ -19,9 +19,9 @@ _SHAPES = 256  # as many different allocations are remembered
 class Views:
     """A nested elastic model, called at one allocation after the other while it is trained.
 
-    What is switched off is not computed, and gradients reach the rows and columns that were used.
-    The model's weights are looked up in every call, so they may change between two. `wrap` makes
-    of the call what is to be called in its place, as mixed precision does.
+    Units that are switched off are not computed, and gradients reach the rows and columns in use.
+    Weights are looked up in every call, so they may change between two. `wrap` replaces the call,
+    as mixed precision does.
     """
 
     def __init__(

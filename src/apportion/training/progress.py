@@ -35,7 +35,7 @@ class Tick:
 
 
 def telling(progress: Callable[[Tick], None] | None, what: str) -> Callable[[int, int], None]:
-    """For work that is not training: tells of what is done, and of how much there is."""
+    """A callback for other work than training: it takes what is done, and how much there is."""
     return lambda done, of: progress(Tick(what, done, of)) if progress else None
 
 
@@ -64,7 +64,7 @@ def training_bar(console: Console | None = None) -> Iterator[Callable[[Tick], No
 
 
 def facts_of(tick: Tick) -> str:
-    """What a bar says beside how far it is."""
+    """The facts beside a bar: epoch, loss, cost and accuracy."""
     if tick.loss is None:
         return tick.recipe
     facts = f"epoch {tick.epoch}/{tick.epochs}  loss {tick.loss:.4f}  cost {tick.cost:.3f}"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from apportion.elastic.elastic import OwnForm
+from apportion.elastic.elastic import TRAINED_FORMS, Form
 from apportion.method.units import check_budget
 
 Objective = Literal["dense", "soft", "straight-through", "nested"]
@@ -39,17 +39,16 @@ class Recipe:
     weight_decay: float = 0.01
     warmup: float = 0.05  # share of the steps in which the learning rate rises from 0
     clip: float = 1.0  # largest norm of the gradient
-    budgets: tuple[float, float] = (0.25, 1.0)  # drawn uniformly, one a step
-    ramp: float = 0.0  # share of the steps in which the lower end comes down from 1
+    budgets: tuple[float, float] = (0.25, 1.0)  # drawn uniformly, one per step
     lam: float = 0.02
     beta: float = 2.0
     alpha: float = 0.5  # weight of the teacher, where there is one
     T: float = 2.0
     floor: int = 0
     select_at: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)  # budgets that choose the best epoch
-    word_dropout: float = 0.0  # share of a batch's words that are made unknown
-    noisy_teacher: bool = False  # whether the teacher, too, has words made unknown
-    hidden: float = 0.0  # weight of what the teacher's layers return, beside what it says
+    word_dropout: float = 0.0  # share of a batch's words that become unknown
+    noisy_teacher: bool = False  # whether the teacher reads the same unknown words
+    hidden: float = 0.0  # weight of the hidden-state loss, added to the distillation loss
     samples: int = 2  # budgets of a nested step beside the highest and the lowest
 
     def __post_init__(self) -> None:
@@ -81,19 +80,18 @@ class Recipe:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         if self.noisy_teacher and not self.word_dropout:
             raise ValueError("noisy_teacher needs word_dropout, or there is no noise")
-        for name in ("warmup", "ramp", "alpha", "word_dropout"):
+        for name in ("warmup", "alpha", "word_dropout"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must be in [0, 1], not {getattr(self, name)}")
 
     @property
-    def form(self) -> OwnForm:
-        """What it makes an elastic model for."""
-        forms: dict[Objective, OwnForm] = {"soft": "soft", "nested": "nested"}
-        return forms.get(self.objective, "hard")  # of gates set from scores, too
+    def form(self) -> Form | None:
+        """The form that it makes an elastic model for; none, if it trains plain ones."""
+        return TRAINED_FORMS[self.objective]
 
     @property
     def lowest(self) -> float:
-        """The smallest budget that it trains a model at, or chooses one at."""
+        """The smallest budget at which it trains a model, or chooses its best epoch."""
         return min(self.budgets[0], *self.select_at)
 
     def with_changes(self, **changes: Any) -> Recipe:
@@ -114,7 +112,8 @@ class Recipe:
     def identity(self) -> dict[str, Any]:
         """The numbers that a stage is keyed by: later ones only where they change something."""
         default = {field.name: field.default for field in fields(self)}
-        return {k: v for k, v in self.to_dict().items() if k not in _LATER or v != default[k]}
+        now = {k: v for k, v in self.to_dict().items() if k not in _LATER or v != default[k]}
+        return {**now, "ramp": 0.0}  # which recipes had when the first stages were keyed by them
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Recipe:

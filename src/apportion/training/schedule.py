@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from apportion.elastic.elastic import Elastic
 from apportion.training.recipes import Recipe
 
 _ORDER, _BUDGET, _NOISE = range(3)  # purposes of random numbers
@@ -48,32 +47,25 @@ def row_order(
     return torch.cat([shuffled, order[whole * batch_size :]])  # what fills no batch comes last
 
 
-def draw_budget(recipe: Recipe, seed: int, step: int, steps: int) -> float:
-    """B ~ U[low, high], the low end coming down from the high one while the ramp lasts."""
-    low, high = recipe.budgets
-    if recipe.ramp:
-        low = high - (high - low) * min(1.0, step / (recipe.ramp * steps))
-    return float(np.random.default_rng([seed, _BUDGET, step]).uniform(low, high))
+def draw_budgets(recipe: Recipe, seed: int, step: int) -> list[float]:
+    """The budgets of a step: B ~ U[low, high], or the highest, the lowest and some between.
 
-
-def draw_budgets(recipe: Recipe, seed: int, step: int, steps: int) -> list[float]:
-    """The budgets of a step: one or, for a nested model, the highest, the lowest and some between.
-
-    With both ends in every step, the whole model and the smallest part of it never fall behind.
+    A nested model takes several. With both ends in every step, the whole model and the smallest
+    part of it never fall behind.
     """
-    if recipe.objective != "nested":
-        return [draw_budget(recipe, seed, step, steps)]
     low, high = recipe.budgets
-    between = np.random.default_rng([seed, _BUDGET, step]).uniform(low, high, recipe.samples)
-    return [high, low, *map(float, between)]
+    generator = np.random.default_rng([seed, _BUDGET, step])
+    if recipe.form != "nested":
+        return [float(generator.uniform(low, high))]
+    return [high, low, *map(float, generator.uniform(low, high, recipe.samples))]
 
 
 def drop_words(
     inputs: dict[str, Tensor], share: float, unknown: int, marks: Sequence[int] = ()
 ) -> dict[str, Tensor]:
-    """The inputs with a share of their words made unknown, so that no word is leant on alone.
+    """The inputs with a share of their words made unknown, so that no single word decides.
 
-    Marks around a text are no words: they stay.
+    The marks around a text are no words: they stay.
     """
     ids = inputs["input_ids"]
     gone = (torch.rand(ids.shape, device=ids.device) < share) & inputs["attention_mask"].bool()
@@ -99,7 +91,7 @@ def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        if isinstance(model, Elastic) and name.startswith("gates."):
+        if recipe.form is not None and name.startswith("gates."):
             parameter.requires_grad_(recipe.gate_lr > 0)
             gates.append(parameter)
         else:
