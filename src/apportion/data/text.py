@@ -77,7 +77,9 @@ class Text:
         classes = drawn.classes
         texts = {name: tuple(row.text for row in rows) for name, rows in drawn.rows.items()}
         if words is None:
-            words = Words.learn(texts["train"], self.length, self.vocabulary, self.min_count)
+            words = Words.learn(
+                texts["train"], self.length, size=self.vocabulary, min_count=self.min_count
+            )
         number = {name: n for n, name in enumerate(classes)}
         splits = {}
         for name, rows in drawn.rows.items():

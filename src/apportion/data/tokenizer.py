@@ -40,7 +40,7 @@ class Words:
         self.length: int = tokenizer.truncation["max_length"]  # the rest of a text is not read
 
     @classmethod
-    def learn(cls, texts: Iterable[str], length: int, size: int, min_count: int) -> Words:
+    def learn(cls, texts: Iterable[str], length: int, *, size: int, min_count: int) -> Words:
         """Whole words, lower case, punctuation by itself: the most frequent of the texts.
 
         Those that stand in them `min_count` times, `size` with [PAD] and [UNK].

@@ -36,7 +36,7 @@ def in_words(model: Elastic) -> str:
 def limit(model: nn.Module, floor: int, lowest: float) -> None:
     """Tells a model, if it is elastic, of its floor and its smallest budget; its form stays."""
     if isinstance(model, Elastic):
-        model.made_for(model.form, floor, lowest)
+        model.made_for(model.form, floor, lowest=lowest)
 
 
 def told(model: Elastic, facts: Mapping[str, Any], notes: Mapping[str, Any]) -> Elastic:
@@ -47,20 +47,20 @@ def told(model: Elastic, facts: Mapping[str, Any], notes: Mapping[str, Any]) -> 
     without a floor or a limit where the notes say nothing.
     """
     if any(name in facts for name in _KEYS):
-        return model.made_for(facts["form"], facts["floor"], facts["lowest"])
+        return model.made_for(facts["form"], facts["floor"], lowest=facts["lowest"])
     measured_at = _measured_at(notes)
     try:
         recipe = notes["recipes"][-1]
         objective, floor = recipe["objective"], int(recipe["floor"])
         trained_at = [check_budget(b) for b in (recipe["budgets"][0], *recipe["select_at"])]
     except (IndexError, KeyError, TypeError, ValueError):  # notes may be anybody's
-        return model.made_for(model.form, 0, min(measured_at, default=None))
+        return model.made_for(model.form, 0, lowest=min(measured_at, default=None))
     form: OwnForm = "soft" if objective == "soft" else "hard"  # of gates set from scores, too
     if model.form == "nested":
         form = "nested"
     if objective == "dense":
         trained_at = []
-    return model.made_for(form, floor, min([*trained_at, *measured_at], default=None))
+    return model.made_for(form, floor, lowest=min([*trained_at, *measured_at], default=None))
 
 
 def _measured_at(notes: Mapping[str, Any]) -> list[float]:

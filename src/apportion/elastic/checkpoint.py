@@ -99,7 +99,7 @@ class Checkpoint:
 
 
 def save(
-    checkpoint: Checkpoint | nn.Module, folder: str | Path, self_contained: bool = False
+    checkpoint: Checkpoint | nn.Module, folder: str | Path, *, self_contained: bool = False
 ) -> None:
     """Writes a checkpoint folder whole or not at all; one that is there already is replaced.
 

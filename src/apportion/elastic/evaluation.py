@@ -46,6 +46,7 @@ class Point:
 def evaluate(
     model: nn.Module,
     split: Split,
+    *,
     budget: float | None = None,
     form: Form | None = None,
     floor: int | None = None,
@@ -105,6 +106,7 @@ def count_correct(
 def sweep(
     model: Elastic,
     split: Split,
+    *,
     budgets: Sequence[float] = SWEEP,
     forms: Sequence[Form] | None = None,
     floor: int | None = None,
@@ -114,7 +116,9 @@ def sweep(
     points: list[Point] = []
     forms = swept_forms(model) if forms is None else forms
     for form, budget in product(forms, budgets):
-        points.append(Point(budget, form, evaluate(model, split, budget, form, floor)))
+        points.append(
+            Point(budget, form, evaluate(model, split, budget=budget, form=form, floor=floor))
+        )
         if progress:
             progress(len(points), len(forms) * len(budgets))
     return points

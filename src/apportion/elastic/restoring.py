@@ -48,7 +48,9 @@ def restore(
         check_heads(Units.from_dict(manifest["units"]), model)
     if kind == "elastic":
         facts = manifest["elastic"]
-        model = Elastic(model, facts["kinds"], facts["length"], facts["tau"], facts["block"])
+        model = Elastic(
+            model, facts["kinds"], length=facts["length"], tau=facts["tau"], block=facts["block"]
+        )
         if model.units.to_dict() != manifest["units"]:
             raise ValueError(f"checkpoint {folder} lists other units than its model has")
         gates = read_tensors(folder / GATES)

@@ -46,6 +46,7 @@ class Latency:
 def measure(
     arms: Mapping[str, Arm | Sequence[Arm]],
     repeats: int = 30,
+    *,
     warmup: int = 3,
     threads: int = 1,
     progress: Callable[[int, int], None] | None = None,

@@ -69,13 +69,21 @@ def produce(
         model, facts = _score(stage, start, task, teacher, progress)
     else:
         if stage.recipe.objective != "dense" and not isinstance(start, Elastic):
-            start = Elastic(start, stage.kinds, task.length, block=largest_block(start))
+            start = Elastic(start, stage.kinds, length=task.length, block=largest_block(start))
         elif stage.recipe.objective == "dense" and isinstance(start, Elastic):
             # A specialist: cut by its parent's gates at its own budget, then trained as it is.
             assert stage.parent and stage.only
             kept = start.made_for(start.form, stage.parent.floor).allocation(stage.only)
             start = cut(start.plain(), kept)
-        fitted = fit(start, task, stage.recipe, stage.seed, teacher, state, progress=progress)
+        fitted = fit(
+            start,
+            task,
+            recipe=stage.recipe,
+            seed=stage.seed,
+            teacher=teacher,
+            state=state,
+            progress=progress,
+        )
         model = fitted.model
         facts = {
             "epochs": stage.recipe.epochs,
@@ -131,7 +139,9 @@ def _score(
     if stage.repair:
         settings = VERSION_1 if stage.version("repair") == 1 else {}
         told = telling(progress, "repair")
-        elastic, repaired = repair(elastic, task.train, task.validation, progress=told, **settings)
+        elastic, repaired = repair(
+            elastic, task.train, held_out=task.validation, progress=told, **settings
+        )
         facts |= repaired
     return elastic, facts
 

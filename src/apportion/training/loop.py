@@ -63,6 +63,7 @@ class Fitted:
 def fit(
     model: nn.Module,
     task: Task,
+    *,
     recipe: Recipe,
     seed: int,
     teacher: nn.Module | None = None,
@@ -315,7 +316,7 @@ def _copy_for(model: nn.Module, recipe: Recipe) -> nn.Module:
     """A copy of a model that is asked as the recipe trains it."""
     copied = copy.deepcopy(model)
     if isinstance(copied, Elastic):
-        copied.made_for(recipe.form, recipe.floor, recipe.lowest)
+        copied.made_for(recipe.form, recipe.floor, lowest=recipe.lowest)
     return copied
 
 
