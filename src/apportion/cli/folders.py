@@ -147,9 +147,7 @@ def sweep(
     with working_bar("sweep", err) as bar:
         for number, asked in enumerate(budgets):
             bar(number, len(budgets))
-            points += run_sweep(
-                model, task.split(split), budgets=[asked], forms=forms, floor=floor
-            )
+            points += run_sweep(model, task.split(split), budgets=[asked], forms=forms, floor=floor)
     points.sort(key=lambda point: (forms.index(point.form), point.budget))
     if as_json:
         rows = [{"budget": p.budget, "form": p.form, **asdict(p.outcome)} for p in points]
