@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import pytest
 import torch
-from commands import run
 from texts import folder
 
 import apportion
 from apportion.elastic.checkpoint import weights_digest
-from apportion.study.experiment import read_experiment
-from apportion.study.production import new_model
+from apportion.study.presets import training_preset
+from apportion.study.production import new_model, produce
 from apportion.training.course import steps
 
 
 @pytest.mark.parametrize("kind", ["marked", "text"])
-def test_the_function_and_the_command_end_with_the_same_weights(capsys, tmp_path, kind):
-    words = "train --units all --length 12 --hidden 16 --heads 4 --layers 2 --feedforward 64"
-    words += " --epochs 1 --budgeted-epochs 1 --seed 5"
-    texts = ["--data", str(folder(tmp_path / "texts"))] if kind == "text" else ["--rows", "64"]
-    code, _, err = run(capsys, *words.split(), *texts, "--out", str(tmp_path / "made"))
-    assert code == 0, err
-    stage = read_experiment(tmp_path / "made" / "experiment.toml").stages[-1]
+def test_the_function_ends_with_the_weights_of_the_command(tmp_path, kind):
+    preset = training_preset(
+        str(folder(tmp_path / "texts")) if kind == "text" else None,
+        None,
+        rows=64,
+        length=12,
+        shape={"layers": 2, "heads": 4, "hidden": 16, "feedforward": 64},
+        epochs=1,
+        budgeted_epochs=1,
+        units="all",
+        seed=5,
+    )
+    stage = preset.experiment().stages[-1]
+    theirs = produce(stage, tmp_path / "stages").model
     task = stage.build_task()
     model = new_model(stage, task)
     before = weights_digest(model)
@@ -35,7 +41,6 @@ def test_the_function_and_the_command_end_with_the_same_weights(capsys, tmp_path
         nested=apportion.recipe(**last),
         progress=ticks.append,
     )
-    theirs = apportion.load(tmp_path / "made" / "checkpoint").model
     assert weights_digest(trained.model) == weights_digest(theirs)
     assert weights_digest(model) == before, "the given model is left alone"
     assert {tick.recipe for tick in ticks} == {"dense", "scoring", "repair", "nested"}

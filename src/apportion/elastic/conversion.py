@@ -63,7 +63,7 @@ def convert(
     elif labels is not None or tokenizer is not None:
         raise ValueError(f"a {type(texts).__name__} has its own labels, and is encoded already")
     task, held_out = _task_of(texts, held_out, length)
-    elastic = Elastic(plain, UNITS[units], length=task.length, block=largest_block(plain)).eval()
+    elastic = Elastic(plain, UNITS[units], length=task.length, block=largest_block(plain))
 
     def scored_by(elastic: Elastic) -> Scored:
         if callable(score):
@@ -83,7 +83,7 @@ def convert(
         facts |= chosen
     elif settings:
         raise ValueError(f"{', '.join(settings)} are settings of a repair, and there is none")
-    return Converted(elastic, facts)
+    return Converted(elastic.eval(), facts)
 
 
 def _task_of(
