@@ -98,7 +98,10 @@ def test_what_the_readme_says_in_a_line_of_python_runs_too(example, capsys):
     lines = re.findall(r"`(with [^`]+)`", README)
     assert lines
     for line in lines:
-        exec(line.replace("…", 'model, task, recipe("dense", epochs=1), seed=7'), dict(example))
+        exec(
+            line.replace("…", 'model, task, recipe=recipe("dense", epochs=1), seed=7'),
+            dict(example),
+        )
 
 
 def test_the_readmes_commands_take_the_options_that_it_gives_them():

@@ -6,18 +6,26 @@ from typing import TYPE_CHECKING
 from apportion.models.autoclasses import register_when_imported
 
 if TYPE_CHECKING:
+    from apportion.data.marked import Marked
+    from apportion.data.task import Split, Task
+    from apportion.data.text import Text
+    from apportion.data.tokenizer import Words
     from apportion.elastic.checkpoint import Checkpoint, load, save
+    from apportion.elastic.conversion import Converted, convert
     from apportion.elastic.elastic import Elastic
-    from apportion.elastic.evaluation import evaluate, sweep
+    from apportion.elastic.evaluation import Outcome, Point, evaluate, sweep
     from apportion.elastic.head_mask import HeadMask, prune_heads
     from apportion.elastic.repairing import repair
+    from apportion.elastic.scoring import Scored
     from apportion.method.allocation import allocate
-    from apportion.method.units import Allocation, Units
+    from apportion.method.units import Allocation, Unit, Units
+    from apportion.models.encoder import Encoder, EncoderConfig
     from apportion.models.surgery import cut
     from apportion.serving.skipping import Skipping
-    from apportion.serving.timing import measure
-    from apportion.training.loop import fit
-    from apportion.training.progress import training_bar
+    from apportion.serving.timing import Latency, measure
+    from apportion.training.course import Trained, train
+    from apportion.training.loop import Epoch, Fitted, fit
+    from apportion.training.progress import Tick, training_bar
     from apportion.training.recipes import Recipe, recipe
 
 __version__ = "0.1.0"
@@ -25,12 +33,30 @@ __version__ = "0.1.0"
 __all__ = [
     "Allocation",
     "Checkpoint",
+    "Converted",
     "Elastic",
+    "Encoder",
+    "EncoderConfig",
+    "Epoch",
+    "Fitted",
     "HeadMask",
+    "Latency",
+    "Marked",
+    "Outcome",
+    "Point",
     "Recipe",
+    "Scored",
     "Skipping",
+    "Split",
+    "Task",
+    "Text",
+    "Tick",
+    "Trained",
+    "Unit",
     "Units",
+    "Words",
     "allocate",
+    "convert",
     "cut",
     "evaluate",
     "fit",
@@ -41,38 +67,42 @@ __all__ = [
     "repair",
     "save",
     "sweep",
+    "train",
     "training_bar",
 ]
 
-# The room of each public name; it is imported when the name is first used, for torch takes seconds.
+# What each room has of them; it is imported when a name is first used, for torch takes seconds.
 _ROOMS = {
-    "Allocation": "method.units",
-    "Checkpoint": "elastic.checkpoint",
-    "Elastic": "elastic.elastic",
-    "HeadMask": "elastic.head_mask",
-    "Recipe": "training.recipes",
-    "Skipping": "serving.skipping",
-    "Units": "method.units",
-    "allocate": "method.allocation",
-    "cut": "models.surgery",
-    "evaluate": "elastic.evaluation",
-    "fit": "training.loop",
-    "load": "elastic.checkpoint",
-    "measure": "serving.timing",
-    "prune_heads": "elastic.head_mask",
-    "recipe": "training.recipes",
-    "repair": "elastic.repairing",
-    "save": "elastic.checkpoint",
-    "sweep": "elastic.evaluation",
-    "training_bar": "training.progress",
+    "data.marked": "Marked",
+    "data.task": "Split Task",
+    "data.text": "Text",
+    "data.tokenizer": "Words",
+    "elastic.checkpoint": "Checkpoint load save",
+    "elastic.conversion": "Converted convert",
+    "elastic.elastic": "Elastic",
+    "elastic.evaluation": "Outcome Point evaluate sweep",
+    "elastic.head_mask": "HeadMask prune_heads",
+    "elastic.repairing": "repair",
+    "elastic.scoring": "Scored",
+    "method.allocation": "allocate",
+    "method.units": "Allocation Unit Units",
+    "models.encoder": "Encoder EncoderConfig",
+    "models.surgery": "cut",
+    "serving.skipping": "Skipping",
+    "serving.timing": "Latency measure",
+    "training.course": "Trained train",
+    "training.loop": "Epoch Fitted fit",
+    "training.progress": "Tick training_bar",
+    "training.recipes": "Recipe recipe",
 }
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 if not TYPE_CHECKING:  # a type checker has the names from above, and finds those that are wrong
 
     def __getattr__(name: str) -> object:
-        if name not in _ROOMS:
+        if name not in _ROOM_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"apportion.{_ROOMS[name]}"), name)
+        value = getattr(import_module(f"apportion.{_ROOM_OF[name]}"), name)
         globals()[name] = value  # the next time, nobody asks here
         return value
 

@@ -47,8 +47,8 @@ def test_what_is_not_said_is_the_models_own(elastic, ids):
         elastic.made_for(form, floor=1, lowest=0.3)
         with torch.no_grad():
             assert torch.equal(elastic(ids, budget=0.3), elastic(ids, budget=0.3, form=form))
-            assert torch.equal(elastic.opening(0.3), elastic.opening(0.3, form, 1))
-            assert elastic.cost(0.3) == elastic.cost(0.3, form, 1)
+            assert torch.equal(elastic.opening(0.3), elastic.opening(0.3, form, floor=1))
+            assert elastic.cost(0.3) == elastic.cost(0.3, form, floor=1)
     assert elastic.allocation(0.3) == elastic.allocation(0.3, floor=1)
     assert elastic.allocation(0.3) != elastic.allocation(0.3, floor=0)
     with torch.no_grad():
@@ -78,8 +78,8 @@ def test_a_nested_model_is_never_half_open(elastic, task, ids):
         lambda: nested(ids, budget=0.5, form="straight-through"),
         lambda: nested.opening(0.5, "soft"),
         lambda: nested.cost(0.5, "soft"),
-        lambda: evaluate(nested, task.test, 0.5, "soft"),
-        lambda: sweep(nested, task.test, (0.5,), ("soft",)),
+        lambda: evaluate(nested, task.test, budget=0.5, form="soft"),
+        lambda: sweep(nested, task.test, budgets=(0.5,), forms=("soft",)),
         lambda: elastic_arms(nested, (0.5,), forms=("soft",)),
     ):
         with pytest.raises(ValueError, match=r"nested model .* hard"):
@@ -130,8 +130,8 @@ def test_a_budget_below_the_range_names_the_smallest_one_everywhere(elastic, tas
             lambda model=model: model.cut(0.2),
             lambda model=model: Skipping(model).at(0.2),
             lambda model=model: Skipping(model)(ids, budget=0.2),
-            lambda model=model: evaluate(model, task.test, 0.2),
-            lambda model=model: sweep(model, task.test, (0.5, 0.2)),
+            lambda model=model: evaluate(model, task.test, budget=0.2),
+            lambda model=model: sweep(model, task.test, budgets=(0.5, 0.2)),
             lambda model=model: elastic_arms(model, (0.2,)),
             lambda model=model: time_switching(model, (0.2,)),
         ):
@@ -151,9 +151,9 @@ def test_every_way_keeps_the_same_units(elastic, task):
         assert all(kept.indices(layer, kind) for layer, kind in kept.units.spans)
         assert kept != model.allocation(0.3, floor=0)
         arms = elastic_arms(model, (0.3,))
-        (point,) = [p for p in sweep(model, task.test, (0.3,)) if p.form != "soft"]
+        (point,) = [p for p in sweep(model, task.test, budgets=(0.3,)) if p.form != "soft"]
         assert point.outcome.cost == kept.cost
-        assert evaluate(model, task.test, 0.3, "cut").cost == kept.cost
+        assert evaluate(model, task.test, budget=0.3, form="cut").cost == kept.cost
         smaller = [
             model.cut(0.3),
             Skipping(model).at(0.3),
@@ -169,7 +169,7 @@ def shapes(model):
 
 
 def test_a_sweep_asks_a_model_in_its_own_forms(elastic, task):
-    forms = lambda model: {p.form for p in sweep(model, task.test, (0.5,))}  # noqa: E731
+    forms = lambda model: {p.form for p in sweep(model, task.test, budgets=(0.5,))}  # noqa: E731
     assert forms(elastic) == {"soft", "hard"}
     assert forms(elastic.nested()) == {"cut"}
     arms = lambda model: {form for form, _ in elastic_arms(model, (0.5,))}  # noqa: E731
@@ -197,7 +197,7 @@ def test_an_arm_of_soft_gates_is_soft_whatever_the_models_form(elastic, ids):
 def test_training_decides_how_a_model_is_asked(elastic, task, recipe, form, lowest):
     start = elastic.nested() if form == "nested" else elastic
     start.made_for(start.form, floor=0, lowest=1.0)  # what it was before does not matter
-    made = fit(start, task, recipe.with_changes(epochs=1), 3).model
+    made = fit(start, task, recipe=recipe.with_changes(epochs=1), seed=3).model
     assert (made.form, made.floor, made.lowest) == (form, recipe.floor, lowest)
     assert start.lowest == 1.0
 
@@ -205,13 +205,15 @@ def test_training_decides_how_a_model_is_asked(elastic, task, recipe, form, lowe
 @pytest.mark.parametrize("recipe", [BUDGETED, ADAPT])
 def test_a_nested_model_is_not_trained_half_open(elastic, task, recipe):
     with pytest.raises(ValueError, match="nested"):
-        fit(elastic.nested(), task, recipe, 3)
+        fit(elastic.nested(), task, recipe=recipe, seed=3)
 
 
 def test_a_teacher_is_not_asked_below_its_range(elastic, task):
-    teacher = Elastic(elastic.plain(), ALL, task.length, block=16).made_for("soft", lowest=0.5)
+    teacher = Elastic(elastic.plain(), ALL, length=task.length, block=16).made_for(
+        "soft", lowest=0.5
+    )
     with pytest.raises(ValueError, match=r"smallest is 0\.5"):
-        fit(elastic, task, BUDGETED, 3, teacher)
+        fit(elastic, task, recipe=BUDGETED, seed=3, teacher=teacher)
 
 
 def test_only_a_nested_model_has_views(elastic):
@@ -224,7 +226,7 @@ def test_only_a_nested_model_has_views(elastic):
 
 @pytest.mark.parametrize("form", ["soft", "hard", "nested"])
 def test_a_checkpoint_says_how_it_is_asked(elastic, form, tmp_path):
-    model = (elastic.nested() if form == "nested" else elastic).made_for(form, 1, 0.3)
+    model = (elastic.nested() if form == "nested" else elastic).made_for(form, 1, lowest=0.3)
     save(Checkpoint(model), tmp_path / "made")
     facts = json.loads((tmp_path / "made" / MANIFEST).read_text(encoding="utf-8"))["elastic"]
     assert (facts["form"], facts["floor"], facts["lowest"]) == (form, 1, 0.3)
@@ -493,8 +495,8 @@ def test_layers_that_would_be_computed_twice_are_refused(task, reentrant):
     ids = task.test.batch(torch.arange(6))[0]["input_ids"]
     for asked in (
         lambda: elastic(ids, budget=0.5),
-        lambda: fit(elastic, task, BUDGETED, 3),
-        lambda: fit(nested, task, NESTED, 3),
+        lambda: fit(elastic, task, recipe=BUDGETED, seed=3),
+        lambda: fit(nested, task, recipe=NESTED, seed=3),
     ):
         with pytest.raises(ValueError, match="gradient_checkpointing_disable"):
             asked()

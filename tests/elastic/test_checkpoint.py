@@ -204,14 +204,22 @@ def test_a_full_disk_leaves_the_last_good_training_state(encoder, task, tmp_path
     recipe = DENSE.with_changes(epochs=2, batch_size=32)
     state = tmp_path / "state"
     with pytest.raises(ZeroDivisionError):
-        fit(encoder, task, recipe, 3, state=state, save_every=0.0, progress=lambda tick: 1 / 0)
+        fit(
+            encoder,
+            task,
+            recipe=recipe,
+            seed=3,
+            state=state,
+            save_every=0.0,
+            progress=lambda tick: 1 / 0,
+        )
     with no_file_larger_than(2000), pytest.raises(OSError, match=r"could not write .*state"):
-        fit(encoder, task, recipe, 3, state=state, save_every=0.0)
+        fit(encoder, task, recipe=recipe, seed=3, state=state, save_every=0.0)
     assert list(tmp_path.iterdir()) == [state]
-    whole = fit(encoder, task, recipe, 3)
-    assert weights_digest(fit(encoder, task, recipe, 3, state=state).model) == weights_digest(
-        whole.model
-    )
+    whole = fit(encoder, task, recipe=recipe, seed=3)
+    assert weights_digest(
+        fit(encoder, task, recipe=recipe, seed=3, state=state).model
+    ) == weights_digest(whole.model)
 
 
 KILLED_AT = """

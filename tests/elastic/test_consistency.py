@@ -42,10 +42,12 @@ NOTES = {
 @pytest.fixture
 def folder(tmp_path):
     """A nested model of texts, ours."""
-    words = Words.learn(TEXTS, 8, 30, 1)
+    words = Words.learn(TEXTS, 8, size=30, min_count=1)
     torch.manual_seed(0)
     shape = {"classes": 2, "layers": 2, "heads": 4, "hidden": 16, "feedforward": 64}
-    model = Elastic(Encoder(EncoderConfig(len(words), 8, **shape)), ("heads", "feedforward"), 8)
+    model = Elastic(
+        Encoder(EncoderConfig(len(words), 8, **shape)), ("heads", "feedforward"), length=8
+    )
     nested = model.nested(torch.rand(len(model.units)))
     save(Checkpoint(nested, NOTES, words=words), tmp_path / "own")
     return tmp_path / "own"

@@ -195,8 +195,12 @@ def test_stages_that_make_no_sense_are_refused(change, says):
 def written_files(monkeypatch) -> list[str]:
     """The experiment files that commands write, in place of running them; no model is loaded."""
     written: list[str] = []
-    monkeypatch.setattr("apportion.cli.running.make", lambda toml, *_: written.append(toml))
-    monkeypatch.setattr("apportion.cli.running.facts_of_model", lambda name, *_: json.dumps(name))
+    monkeypatch.setattr(
+        "apportion.cli.running.make", lambda preset, *_: written.append(preset.to_toml())
+    )
+    monkeypatch.setattr(
+        "apportion.study.presets.model_table", lambda name, *_, **__: {"pretrained": name}
+    )
     return written
 
 
@@ -270,7 +274,7 @@ def test_a_command_reads_its_texts_once(capsys, tmp_path, monkeypatch, command):
     model = str(write_classifier(tmp_path / "model", list(CLUES)))
     if command != "train":
         learning = "a vocabulary is learned, and the model brings its own"
-        monkeypatch.setattr(Words, "learn", lambda *_: pytest.fail(learning))
+        monkeypatch.setattr(Words, "learn", lambda *_, **__: pytest.fail(learning))
     words = {
         "train": ["train", "--heads", "4", "--hidden", "16"],
         "train --model": ["train", "--model", model],

@@ -27,7 +27,7 @@ ALL = ("heads", "feedforward")
 
 def nested_of(model, length=12, block=16, even=True):
     """In a random order: the same share of every layer, or one in which sites lose all units."""
-    elastic = Elastic(model, ALL, length, block=block)
+    elastic = Elastic(model, ALL, length=length, block=block)
 
     def score(fine):
         scored = random(fine.units, seed=3)
@@ -201,7 +201,7 @@ def test_what_was_learned_by_heart_is_not_trusted(starved):
     train, held_out = short_rows(24), short_rows(400, seed=1)
     fitted, _ = repair(starved, train, **VERSION_1)
     assert agreement(fitted, starved, held_out) < 0.97
-    repaired, facts = repair(starved, train, held_out)
+    repaired, facts = repair(starved, train, held_out=held_out)
     assert facts["repair_held_out"] == 256
     assert agreement(repaired, starved, held_out.take(torch.arange(256))) >= AGREEMENT
     for budget in (0.5, 0.75):
@@ -219,22 +219,22 @@ def test_convert_on_short_rows_never_makes_a_model_worse(tmp_path):
     write_docstrings(tmp_path, ["email", "torch.nn", "numpy", "scipy.stats"], train=170, test=200)
     task = Text(str(tmp_path), length=12, validation=160).build(load_words("minilm", 12))
     model = load_model("minilm", task.classes, 7)
-    blocks = Elastic(model, ("feedforward",), 12, block=384).units
+    blocks = Elastic(model, ("feedforward",), length=12, block=384).units
     smaller = cut(model, Allocation(blocks, tuple(unit.index == 0 for unit in blocks)))
     dense_recipe = recipe("dense", epochs=2, batch_size=16, lr=1e-4, warmup=0.1)
-    dense = fit(smaller, task, dense_recipe, 7).model
+    dense = fit(smaller, task, recipe=dense_recipe, seed=7).model
     order, _ = nest(
-        Elastic(dense, ALL, 12, block=16), lambda fine: squared_gradient(fine, task.train)
+        Elastic(dense, ALL, length=12, block=16), lambda fine: squared_gradient(fine, task.train)
     )
     few = task.train.take(torch.arange(32))
 
     def points(nested, budget):
-        return 100 * evaluate(nested, task.test, budget).accuracy
+        return 100 * evaluate(nested, task.test, budget=budget).accuracy
 
     whole = 100 * evaluate(dense, task.test).accuracy
     fitted, _ = repair(order, few, **VERSION_1)
     assert points(fitted, 1.0) <= whole - 3.0
-    repaired, _ = repair(order, few, task.validation)
+    repaired, _ = repair(order, few, held_out=task.validation)
     assert abs(points(repaired, 1.0) - whole) <= 0.3
     for budget in (0.75, 0.5):
         assert points(repaired, budget) >= points(order, budget) - 0.3
@@ -258,7 +258,7 @@ def divergence(nested, dense, split, budget):
 
 def test_there_are_as_many_rows_as_the_largest_site_has_unknowns_for(starved):
     """Ten tokens for each of 256 columns and a bias, of rows of six tokens."""
-    _, facts = repair(starved, short_rows(600), short_rows(8, seed=1))
+    _, facts = repair(starved, short_rows(600), held_out=short_rows(8, seed=1))
     assert facts["repair_rows"] == -(-10 * 257 // 6)
     _, facts = repair(starved, short_rows(40))
     assert (facts["repair_rows"], facts["repair_held_out"]) == (30, 10)
@@ -284,7 +284,7 @@ def test_one_row_is_too_few_to_hold_any_out(starved):
 
 def test_only_a_nested_model_can_be_repaired(encoder, task):
     with pytest.raises(ValueError, match="nested"):
-        repair(Elastic(encoder, ALL, task.length, block=16), task.train)
+        repair(Elastic(encoder, ALL, length=task.length, block=16), task.train)
 
 
 def test_a_model_may_run_from_any_layer_on(encoder, task):

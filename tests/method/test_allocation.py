@@ -40,7 +40,7 @@ def least_budget(scores, units, floor):
     ("budget", "kept"), [(0.10, 2), (0.25, 4), (0.50, 8), (0.75, 12), (1.0, 16), (0.01, 1)]
 )
 def test_k_of_sixteen_heads(budget, kept):
-    allocation = allocate(torch.rand(16), Units.grid(4, 4), budget)
+    allocation = allocate(torch.rand(16), Units.grid(4, 4), budget=budget)
     assert allocation.count == kept
     assert allocation.cost == pytest.approx(kept / 16)
 
@@ -49,7 +49,7 @@ def test_k_of_sixteen_heads(budget, kept):
     ("units", "budget", "kept"), [(6, 0.75, 5), (10, 0.25, 3), (100, 0.145, 15)]
 )
 def test_halves_round_up(units, budget, kept):
-    assert allocate(torch.rand(units), Units.grid(1, units), budget).count == kept
+    assert allocate(torch.rand(units), Units.grid(1, units), budget=budget).count == kept
 
 
 @given(scored_units(), budgets, budgets, st.integers(0, 1))
@@ -57,7 +57,9 @@ def test_more_budget_never_drops_a_unit_that_the_same_scores_bought(given_units,
     units, scores = given_units
     low, high = sorted((one, two))
     assume(low >= least_budget(scores, units, floor))
-    smaller, larger = (allocate(scores, units, budget, floor) for budget in (low, high))
+    smaller, larger = (
+        allocate(scores, units, budget=budget, floor=floor) for budget in (low, high)
+    )
     assert all(b for a, b in zip(smaller.kept, larger.kept, strict=True) if a)
 
 
@@ -73,7 +75,7 @@ def test_with_a_fixed_order_more_budget_never_swaps_a_unit_out(
     gates.fix_order(torch.tensor(order))
     low, high = sorted((one, two))
     assume(low >= least_budget(gates.scores(low), units, floor))
-    smaller, larger = (allocate(gates.scores(b), units, b, floor) for b in (low, high))
+    smaller, larger = (allocate(gates.scores(b), units, budget=b, floor=floor) for b in (low, high))
     assert all(b for a, b in zip(smaller.kept, larger.kept, strict=True) if a)
     if not floor:
         assert sorted(order[: smaller.count]) == [p for p, kept in enumerate(smaller.kept) if kept]
@@ -82,7 +84,7 @@ def test_with_a_fixed_order_more_budget_never_swaps_a_unit_out(
 @given(scored_units(), budgets)
 def test_the_budget_is_met_to_half_a_unit(given_units, budget):
     units, scores = given_units
-    allocation = allocate(scores, units, budget)
+    allocation = allocate(scores, units, budget=budget)
     assert allocation.count >= 1
     dearest = float(units.shares.max())
     if allocation.count > 1:
@@ -94,40 +96,40 @@ def test_the_budget_is_met_to_half_a_unit(given_units, budget):
 @given(scored_units())
 def test_a_full_budget_buys_everything(given_units):
     units, scores = given_units
-    assert allocate(scores, units, 1.0).count == len(units)
+    assert allocate(scores, units, budget=1.0).count == len(units)
 
 
 @given(scored_units(), budgets)
 def test_a_floor_is_kept_or_refused_with_a_budget_that_would_do(given_units, budget):
     units, scores = given_units
     try:
-        allocation = allocate(scores, units, budget, floor=1)
+        allocation = allocate(scores, units, budget=budget, floor=1)
     except ValueError as error:
-        allocation = allocate(scores, units, float(str(error).split()[-1]), floor=1)
+        allocation = allocate(scores, units, budget=float(str(error).split()[-1]), floor=1)
     for layer, kind in units.spans:
         assert allocation.indices(layer, kind)
 
 
 def test_the_most_wanted_per_cost_are_bought_first():
     units = Units((Unit(0, 0, 0), Unit(0, 0, 1), Unit(0, 1, 0)), (1.0, 1.0, 4.0))
-    allocation = allocate(torch.tensor([0.3, 0.4, 0.9]), units, 0.4)
+    allocation = allocate(torch.tensor([0.3, 0.4, 0.9]), units, budget=0.4)
     assert allocation.to_dict() == {"layer 0": {"heads": [0, 1], "feedforward": []}}
 
 
 def test_without_a_floor_a_layer_may_lose_all_its_heads():
     scores = torch.tensor([0.9, 0.8, 0.1, 0.2])
-    assert allocate(scores, Units.grid(2, 2), 0.5).to_dict() == {
+    assert allocate(scores, Units.grid(2, 2), budget=0.5).to_dict() == {
         "layer 0": {"heads": [0, 1]},
         "layer 1": {"heads": []},
     }
-    assert allocate(scores, Units.grid(2, 2), 0.5, floor=1).to_dict() == {
+    assert allocate(scores, Units.grid(2, 2), budget=0.5, floor=1).to_dict() == {
         "layer 0": {"heads": [0]},
         "layer 1": {"heads": [1]},
     }
 
 
 def test_ties_always_fall_the_same_way():
-    assert allocate(torch.zeros(8), Units.grid(2, 4), 0.5).to_dict() == {
+    assert allocate(torch.zeros(8), Units.grid(2, 4), budget=0.5).to_dict() == {
         "layer 0": {"heads": [0, 1, 2, 3]},
         "layer 1": {"heads": []},
     }
@@ -135,19 +137,19 @@ def test_ties_always_fall_the_same_way():
 
 def test_an_infeasible_floor_names_the_smallest_budget_that_would_do():
     with pytest.raises(ValueError, match=r"smallest feasible budget is 0\.219"):
-        allocate(torch.rand(16), Units.grid(4, 4), 0.2, floor=1)
-    assert allocate(torch.rand(16), Units.grid(4, 4), 0.219, floor=1).count == 4
+        allocate(torch.rand(16), Units.grid(4, 4), budget=0.2, floor=1)
+    assert allocate(torch.rand(16), Units.grid(4, 4), budget=0.219, floor=1).count == 4
 
 
 def test_bad_scores_are_refused():
     with pytest.raises(ValueError, match="4 units need as many scores"):
-        allocate(torch.rand(3), Units.grid(2, 2), 0.5)
+        allocate(torch.rand(3), Units.grid(2, 2), budget=0.5)
     with pytest.raises(ValueError, match="a floor is 0 or more"):
-        allocate(torch.rand(4), Units.grid(2, 2), 0.5, floor=-1)
+        allocate(torch.rand(4), Units.grid(2, 2), budget=0.5, floor=-1)
     with pytest.raises(ValueError, match="finite"):
-        allocate(torch.tensor([1.0, 2.0, float("nan"), 0.0]), Units.grid(2, 2), 0.5)
+        allocate(torch.tensor([1.0, 2.0, float("nan"), 0.0]), Units.grid(2, 2), budget=0.5)
     with pytest.raises(ValueError, match="more than the 2 heads of layer 0"):
-        allocate(torch.rand(4), Units.grid(2, 2), 1.0, floor=3)
+        allocate(torch.rand(4), Units.grid(2, 2), budget=1.0, floor=3)
 
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=20))

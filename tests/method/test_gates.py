@@ -91,7 +91,7 @@ def test_gates_set_from_scores_open_the_units_that_score_highest():
     for budget, count in ((0.25, 2), (0.5, 4), (0.75, 6)):
         z = gates(budget)
         assert int((z > 0.5).sum()) == count
-        assert allocate(z, units, budget) == allocate(scores, units, budget)
+        assert allocate(z, units, budget=budget) == allocate(scores, units, budget=budget)
         assert abs(float(gates.cost(z).detach()) - budget) < 0.06
 
 

@@ -302,7 +302,7 @@ def test_a_sequence_longer_than_our_encoder_is_refused():
 
 
 def test_allocation_by_other_scores_cuts_the_same_way(elastic, inputs):
-    allocation = allocate(torch.rand(len(elastic.units)), elastic.units, 0.4)
+    allocation = allocate(torch.rand(len(elastic.units)), elastic.units, budget=0.4)
     with torch.no_grad():
         smaller = cut(elastic.plain(), allocation).eval()
         assert torch.allclose(
@@ -323,7 +323,7 @@ def test_putting_units_in_order_changes_nothing_that_is_computed(elastic, inputs
     with torch.no_grad():
         same(ask(nested, inputs), ask(elastic, inputs))
         for budget in (0.25, 0.5, 0.8):
-            kept = allocate(scores, elastic.units, budget)
+            kept = allocate(scores, elastic.units, budget=budget)
             same(
                 ask(nested, inputs, budget=budget, form="hard"),
                 ask(elastic, inputs, allocation=kept),

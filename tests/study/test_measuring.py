@@ -70,7 +70,9 @@ def test_evaluation_is_without_dropout_and_leaves_the_mode_as_it_was(task, train
 
 def test_hard_and_cut_score_the_same(elastic, task):
     for budget in (0.25, 0.5):
-        hard, smaller = (evaluate(elastic, task.test, budget, form) for form in ("hard", "cut"))
+        hard, smaller = (
+            evaluate(elastic, task.test, budget=budget, form=form) for form in ("hard", "cut")
+        )
         assert hard.accuracy == smaller.accuracy
         assert hard.loss == pytest.approx(smaller.loss, rel=1e-5)
         assert hard.cost == smaller.cost == budget
@@ -96,9 +98,9 @@ def test_a_cost_that_falls_is_not_monotone():
 
 def test_only_an_elastic_model_has_budgets(encoder, elastic, task):
     with pytest.raises(ValueError, match="only an elastic model"):
-        evaluate(encoder, task.test, 0.5)
+        evaluate(encoder, task.test, budget=0.5)
     with pytest.raises(ValueError, match="a form is one of"):
-        evaluate(elastic, task.test, 0.5, "softly")
+        evaluate(elastic, task.test, budget=0.5, form="softly")
 
 
 def test_loss_increase_is_that_of_each_unit_switched_off(elastic, task):
@@ -117,7 +119,7 @@ def test_long_work_tells_how_far_it_is(score, elastic, task):
     rows = len(task.validation)
     assert len(told) > 1 and told[-1] == (rows, rows) and told == sorted(told)
     told.clear()
-    sweep(elastic, task.test, (0.5, 1.0), progress=lambda done, of: told.append((done, of)))
+    sweep(elastic, task.test, budgets=(0.5, 1.0), progress=lambda done, of: told.append((done, of)))
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 

@@ -43,7 +43,7 @@ def test_one_checkpoint_is_measured_as_the_models_that_it_cuts(ran):
     model = load(checkpoint_folder(stage, runs)).model
     assert isinstance(model, Elastic) and model.kinds == ("heads", "feedforward")
     assert model.gates.order is not None
-    outcome = evaluate(model, stage.build_task().test, 0.5, "hard")
+    outcome = evaluate(model, stage.build_task().test, budget=0.5, form="hard")
     (half,) = [p for p in points if p["budget"] == 0.5]
     assert (half["accuracy"], half["cost"]) == pytest.approx((outcome.accuracy, outcome.cost))
     timed = select(have, kind="latency", method="nested", form="skip")
@@ -168,13 +168,13 @@ def test_specialists_keep_the_units_that_the_one_checkpoint_does(ran):
 
 def test_neurons_that_are_wanted_alike_share_a_block(task, encoder):
     """A budget's blocks are the neurons that score highest one by one, wherever they stood."""
-    model = Elastic(encoder, ("heads", "feedforward"), task.length, block=16)
+    model = Elastic(encoder, ("heads", "feedforward"), length=task.length, block=16)
 
     def score(fine):
         return random(fine.units, seed=3)
 
     nested, scored = nest(model, score)
-    fine = Elastic(encoder, ("heads", "feedforward"), task.length, block=1)
+    fine = Elastic(encoder, ("heads", "feedforward"), length=task.length, block=1)
     found = random(fine.units, seed=3).scores
     for key, span in nested.units.spans.items():
         best = found[fine.units.spans[key]].sort(descending=True).values
@@ -197,9 +197,9 @@ def test_neurons_that_are_wanted_alike_share_a_block(task, encoder):
 
 def test_a_uniform_cut_takes_the_same_share_of_every_layer(encoder, task):
     """The best of each, by the scores that it is given."""
-    units = Elastic(encoder, ("heads", "feedforward"), task.length, block=16).units
+    units = Elastic(encoder, ("heads", "feedforward"), length=task.length, block=16).units
     scored = Scored(torch.rand(len(units)), {})
-    kept = allocate(uniform(scored, units).scores, units, 0.5)
+    kept = allocate(uniform(scored, units).scores, units, budget=0.5)
     for (layer, kind), span in units.spans.items():
         half = (span.stop - span.start) // 2
         best = scored.scores[span].argsort(descending=True)[:half].tolist()

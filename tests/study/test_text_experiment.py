@@ -320,7 +320,7 @@ def test_a_teacher_may_read_the_same_noise(tmp_path):
         read.clear()
         seen.clear()
         how = recipe("recover", batch_size=64, word_dropout=0.5, noisy_teacher=noisy)
-        fit(student, text, how, seed=1, teacher=Teacher())
+        fit(student, text, recipe=how, seed=1, teacher=Teacher())
         same = [torch.equal(a, b) for a, b in zip(read, seen, strict=False)]
         assert same[0] == noisy
 
@@ -330,7 +330,7 @@ def test_training_on_texts_goes_on_to_the_same_weights(tmp_path, task):
     shape = {"layers": 1, "heads": 2, "hidden": 16, "feedforward": 16, "dropout": 0.1}
     recipe = DENSE.with_changes(epochs=2, batch_size=16, word_dropout=0.3)
     model = new_encoder(text, shape, 3)
-    whole = fit(model, text, recipe, 3).model
+    whole = fit(model, text, recipe=recipe, seed=3).model
 
     def kill(tick):
         if tick.step == 5:
@@ -338,9 +338,9 @@ def test_training_on_texts_goes_on_to_the_same_weights(tmp_path, task):
 
     state = tmp_path / "state"
     with pytest.raises(KeyboardInterrupt):
-        fit(model, text, recipe, 3, state=state, save_every=0, progress=kill)
-    again = fit(model, text, recipe, 3, state=state).model
+        fit(model, text, recipe=recipe, seed=3, state=state, save_every=0, progress=kill)
+    again = fit(model, text, recipe=recipe, seed=3, state=state).model
     for one, other in zip(whole.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
     with pytest.raises(ValueError, match="drops words, and task 'marked' has none"):
-        fit(new_encoder(task, shape, 3), task, recipe, 3)
+        fit(new_encoder(task, shape, 3), task, recipe=recipe, seed=3)

@@ -90,7 +90,7 @@ def test_training_rows_are_learned_and_validation_rows_choose(task, monkeypatch,
     # A teacher that comes right out of its own training is put into evaluation mode.
     start, teacher = start_of(chosen, task), plain(task, seed=1).train() if taught else None
     calls = watch_rows(monkeypatch)
-    fit(start, task, chosen.with_changes(**SHORT), seed=3, teacher=teacher)
+    fit(start, task, recipe=chosen.with_changes(**SHORT), seed=3, teacher=teacher)
     learning = {("train", True), *([("train", False)] if taught else [])}
     assert {(call.split, call.training) for call in calls} == learning | {("validation", False)}
     # Each row is in one step of each epoch, at each of the step's budgets.
@@ -102,7 +102,7 @@ def test_the_best_epoch_is_the_one_that_validation_rows_choose(task):
     """Validation rows that unlearn what training rows teach: the last epoch is not the best."""
     turned = Split(task.train.inputs, 1 - task.train.labels)
     how = DENSE.with_changes(epochs=5, batch_size=8, lr=1e-2)
-    fitted = fit(plain(task), replace(task, validation=turned), how, seed=3)
+    fitted = fit(plain(task), replace(task, validation=turned), recipe=how, seed=3)
     assert fitted.best == max(fitted.history, key=lambda e: (e.accuracy, -e.objective))
     assert fitted.best != fitted.history[-1]
     outcome = evaluate(fitted.model, turned)
@@ -205,7 +205,7 @@ def test_a_student_is_asked_as_its_recipe_says_and_a_teacher_at_its_own_gates(ta
         **SHORT, gate_lr=0.0, floor=floor, budgets=(0.3, 1.0), select_at=(0.3, 0.5)
     )
     of_student, of_teacher = watch_gates(student), watch_gates(teacher.train())
-    fit(student, task, how, seed=3, teacher=teacher)
+    fit(student, task, recipe=how, seed=3, teacher=teacher)
 
     def asked(model, budget, hard):
         z = model.allocation(budget, floor).mask() if hard else model.gates(budget).detach()
@@ -226,7 +226,7 @@ def test_in_nested_training_a_teacher_with_gates_is_asked_at_every_budget(task):
     student, teacher = start_of(NESTED, task), elastic_of(task, seed=1).train()
     seen = watch_gates(teacher)
     how = NESTED.with_changes(epochs=1, batch_size=16, samples=1)
-    fit(student, task, how, seed=3, teacher=teacher)
+    fit(student, task, recipe=how, seed=3, teacher=teacher)
     drawn = [budget for step in range(3) for budget in draw_budgets(how, 3, step)]
     assert len(drawn) == 9 and not any(mode for mode, _ in seen)
     assert_gates([z for _, z in seen], [teacher.gates(b).detach() for b in drawn])
@@ -243,7 +243,7 @@ def test_nested_training_computes_what_each_budget_keeps_and_its_floor(task):
 
         layer.attention.output.register_forward_pre_hook(given)
     how = NESTED.with_changes(epochs=1, batch_size=48, samples=0, floor=1, budgets=(0.3, 1.0))
-    fit(student, task, how, seed=3)
+    fit(student, task, recipe=how, seed=3)
     kept = [student.allocation(budget, floor=1) for budget in (1.0, 0.3)]
     assert widths == [(n, len(k.indices(n, "heads"))) for k in kept for n in (0, 1)]
     assert len(student.allocation(0.3).indices(1, "heads")) == 0 < widths[-1][1]
@@ -288,7 +288,7 @@ def test_the_first_step_minimises_what_the_equations_say(task, chosen, taught):
         epochs=1, batch_size=16, lam=0.7, beta=5.0, alpha=0.3, T=3.0, budgets=(0.25, 0.4)
     )
     ticks = []
-    fit(model, task, how, seed=3, teacher=teacher, progress=ticks.append)
+    fit(model, task, recipe=how, seed=3, teacher=teacher, progress=ticks.append)
     rows = row_order(3, 0, len(task.train), None, 16)[:16]
     inputs, labels = task.train.batch(rows)
     losses = []
@@ -314,7 +314,7 @@ def test_adaptation_does_not_pay_for_what_it_opens(task):
 
     def adapted(lam):
         how = ADAPT.with_changes(**SHORT, lam=lam, beta=10 * lam, gate_lr=0.1)
-        return fit(model, task, how, seed=3, teacher=teacher).model
+        return fit(model, task, recipe=how, seed=3, teacher=teacher).model
 
     assert weights_digest(adapted(0.0)) == weights_digest(adapted(5.0))
     assert not torch.equal(adapted(0.0).gates.a, model.gates.a)
@@ -327,7 +327,7 @@ def test_adaptation_does_not_pay_for_what_it_opens(task):
 def test_dropout_is_on_in_training_and_its_noise_is_new_in_each_step(task, monkeypatch, chosen):
     start = start_of(chosen, task, dropout=0.3)
     calls = watch_rows(monkeypatch)
-    fit(start, task, chosen.with_changes(**SHORT), seed=3)
+    fit(start, task, recipe=chosen.with_changes(**SHORT), seed=3)
     seeds = [call.seed for call in calls if call.training]
     assert len(seeds) >= 6 and len(set(seeds)) == 6  # a step's budgets share theirs
     assert not any(call.training for call in calls if call.split == "validation")
@@ -360,10 +360,10 @@ def steps():
 @named
 def test_a_gradient_is_no_longer_than_the_recipe_allows(task, steps, chosen):
     start = start_of(chosen, task)
-    fit(start, task, chosen.with_changes(**SHORT, clip=1e9), seed=3)
+    fit(start, task, recipe=chosen.with_changes(**SHORT, clip=1e9), seed=3)
     assert min(norm for norm, _ in steps) > 1e-3
     steps.clear()
-    fit(start, task, chosen.with_changes(**SHORT, clip=1e-3), seed=3)
+    fit(start, task, recipe=chosen.with_changes(**SHORT, clip=1e-3), seed=3)
     assert [norm for norm, _ in steps] == pytest.approx([1e-3] * 6, rel=1e-2)
 
 
@@ -380,7 +380,7 @@ def test_matrices_decay_and_biases_norms_and_gates_do_not(task, steps, chosen):
             vector = name.endswith("bias") or "norm" in name or name.startswith("gates.")
             assert group["weight_decay"] == (0.0 if vector else 0.2), name
             assert group["lr"] == (0.5 if name.startswith("gates.") else 0.01), name
-    fit(start, task, how, seed=3)
+    fit(start, task, recipe=how, seed=3)
     for step, (_, taken) in enumerate(steps):
         share = learning_rate_share(how, step, 6)
         expected = [
@@ -422,7 +422,10 @@ def test_scores_are_measured_with_the_units_that_every_layer_keeps(
     assert bool(empty_layers(model.allocation(0.5, keep))) == (not keep)
     (point,) = [r for r in run_stage(scored, tmp_path) if r.get("budget") == 0.5]
     test = SPEC.build().test
-    expected, other = (evaluate(model, test, 0.5, "hard", floor).loss for floor in (keep, 1 - keep))
+    expected, other = (
+        evaluate(model, test, budget=0.5, form="hard", floor=floor).loss
+        for floor in (keep, 1 - keep)
+    )
     assert point["loss"] == pytest.approx(expected, abs=1e-6) != pytest.approx(other, abs=1e-6)
 
 
@@ -476,10 +479,10 @@ def test_a_hard_form_costs_what_it_keeps_and_not_what_was_asked_for(task, tmp_pa
     model = elastic_of(task)  # two layers of four heads
     for budget, paid in ((0.3, 0.25), (0.4, 0.375), (0.05, 0.125)):
         for form in ("hard", "cut"):
-            assert evaluate(model, task.test, budget, form).cost == pytest.approx(paid)
-    kept = allocate(torch.rand(8), model.units, 0.6)
+            assert evaluate(model, task.test, budget=budget, form=form).cost == pytest.approx(paid)
+    kept = allocate(torch.rand(8), model.units, budget=0.6)
     assert evaluate(model, task.test, allocation=kept, form="hard").cost == pytest.approx(0.625)
-    soft = evaluate(model, task.test, 0.3, "soft").cost
+    soft = evaluate(model, task.test, budget=0.3, form="soft").cost
     assert soft == pytest.approx(float(model.gates(0.3).mean().detach()))
     scored = stage("scored", None, score="random", parent=stage(), budgets=(0.3,))
     (point,) = [r for r in run_stage(scored, tmp_path) if r["kind"] == "point"]

@@ -64,15 +64,15 @@ def main() -> None:
     facts = {"trained": {}, "scores": {}}
     for name, start in starts.items():
         short = RECIPES[name].with_changes(epochs=2, batch_size=32)
-        there = fit(start, task, short, encoder, OnCpu)
+        there = fit(start, task, recipe=short, seed=encoder, teacher=OnCpu)
         with single_precision():
-            here = fit(start, task, short, encoder, OnDevice)
+            here = fit(start, task, recipe=short, seed=encoder, teacher=OnDevice)
         facts["trained"][name] = distance(here, there)
     ids = task.test.inputs["input_ids"]
     for name in ("loss_increase", "squared_gradient"):
         there = getattr(scoring, name)(elastic, task.validation).scores
         with single_precision() as device:
-            moved = Elastic(encoder, elastic.kinds, task.length, block=8).to(device)
+            moved = Elastic(encoder, elastic.kinds, length=task.length, block=8).to(device)
             here = getattr(scoring, name)(moved, task.validation).scores
         facts["scores"][name] = here.tolist(), there.tolist()
     elastic.requires_grad_(False)

@@ -26,7 +26,7 @@ def train(**options: Any) -> Fitted:
         task.vocabulary, task.length, layers=2, heads=4, hidden=16, feedforward=64
     )
     recipe = BUDGETED.with_changes(epochs=2, batch_size=32)
-    return fit(Elastic(Encoder(shape), length=task.length), task, recipe, 3, **options)
+    return fit(Elastic(Encoder(shape), length=task.length), task, recipe=recipe, seed=3, **options)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def test_a_call_of_fit_speaks_too(task, encoder, clock, monkeypatch):
     monkeypatch.setattr(progress, "EVERY", 0.0)
     where = console()
     with training_bar(where) as bar:
-        fit(encoder, task, recipe("dense", epochs=1), seed=7, progress=bar)
+        fit(encoder, task, recipe=recipe("dense", epochs=1), seed=7, progress=bar)
     assert all(re.match(r"dense: \d of 2  epoch 1/1  loss ", line) for line in said(where))
     assert len(said(where)) == 2
 

@@ -43,14 +43,14 @@ def start_of(chosen, task, encoder):
 def test_the_same_seed_gives_the_same_weights(task, encoder, chosen):
     model = start_of(chosen, task, encoder)
     short = chosen.with_changes(**SHORT)
-    first, second = (fit(model, task, short, seed=3).model for _ in range(2))
+    first, second = (fit(model, task, recipe=short, seed=3).model for _ in range(2))
     assert same_weights(first, second)
-    assert not same_weights(first, fit(model, task, short, seed=4).model)
+    assert not same_weights(first, fit(model, task, recipe=short, seed=4).model)
 
 
 def test_fit_leaves_the_given_model_and_the_random_state_alone(task, encoder):
     before, state = weights_digest(encoder), torch.get_rng_state()
-    fitted = fit(encoder, task, DENSE.with_changes(**SHORT), seed=1)
+    fitted = fit(encoder, task, recipe=DENSE.with_changes(**SHORT), seed=1)
     assert weights_digest(encoder) == before
     assert not same_weights(fitted.model, encoder)
     assert torch.equal(state, torch.get_rng_state())
@@ -76,13 +76,29 @@ def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
     model = start_of(chosen, task, encoder)
     short = chosen.with_changes(**SHORT)
     teacher = model if chosen is ADAPT else None
-    whole = fit(model, task, short, seed=3, teacher=teacher)
+    whole = fit(model, task, recipe=short, seed=3, teacher=teacher)
     state = tmp_path / "state"
     with pytest.raises(StoppedError):
-        fit(model, task, short, 3, teacher, state, 0.0, stop_after(steps))
+        fit(
+            model,
+            task,
+            recipe=short,
+            seed=3,
+            teacher=teacher,
+            state=state,
+            save_every=0.0,
+            progress=stop_after(steps),
+        )
     resumed_at = []
     rest = fit(
-        model, task, short, 3, teacher, state, 0.0, lambda tick: resumed_at.append(tick.step)
+        model,
+        task,
+        recipe=short,
+        seed=3,
+        teacher=teacher,
+        state=state,
+        save_every=0.0,
+        progress=lambda tick: resumed_at.append(tick.step),
     )
     assert resumed_at[0] == steps + 1
     assert same_weights(whole.model, rest.model)
@@ -113,11 +129,13 @@ def test_tied_weights_are_saved_while_training_and_stay_tied(task, encoder, tmp_
     first, second = (layer.feedforward.up for layer in encoder.layers)
     second.weight = first.weight
     short = DENSE.with_changes(**SHORT)
-    whole = fit(encoder, task, short, seed=3)
+    whole = fit(encoder, task, recipe=short, seed=3)
     state = tmp_path / "state"
     with pytest.raises(StoppedError):
-        fit(encoder, task, short, 3, state=state, save_every=0.0, progress=stop_after(3))
-    rest = fit(encoder, task, short, 3, state=state)
+        fit(
+            encoder, task, recipe=short, seed=3, state=state, save_every=0.0, progress=stop_after(3)
+        )
+    rest = fit(encoder, task, recipe=short, seed=3, state=state)
     assert same_weights(whole.model, rest.model)
     first, second = (layer.feedforward.up for layer in rest.model.layers)
     assert second.weight is first.weight
@@ -127,51 +145,59 @@ def test_a_state_of_another_run_is_refused_and_a_broken_one_too(task, encoder, t
     state = tmp_path / "state"
     short = DENSE.with_changes(**SHORT)
     with pytest.raises(StoppedError):
-        fit(encoder, task, short, 3, state=state, save_every=0.0, progress=stop_after(2))
+        fit(
+            encoder, task, recipe=short, seed=3, state=state, save_every=0.0, progress=stop_after(2)
+        )
     with pytest.raises(ValueError, match="belongs to another run"):
-        fit(encoder, task, short, 4, state=state)
+        fit(encoder, task, recipe=short, seed=4, state=state)
     state.write_bytes(state.read_bytes()[:100])
     with pytest.raises(ValueError, match="not a readable training state"):
-        fit(encoder, task, short, 3, state=state)
+        fit(encoder, task, recipe=short, seed=3, state=state)
 
 
 def test_the_best_epoch_on_validation_is_the_one_returned(task, encoder):
-    fitted = fit(encoder, task, DENSE.with_changes(epochs=6, lr=5e-3, batch_size=32), seed=5)
+    fitted = fit(encoder, task, recipe=DENSE.with_changes(epochs=6, lr=5e-3, batch_size=32), seed=5)
     best = max(fitted.history, key=lambda e: (e.accuracy, -e.objective))
     assert fitted.best == best
     assert evaluate(fitted.model, task.validation).accuracy == pytest.approx(best.accuracy)
 
 
 def test_training_learns(task, encoder):
-    fitted = fit(encoder, task, DENSE.with_changes(epochs=25, lr=5e-3, batch_size=32), seed=5)
+    fitted = fit(
+        encoder, task, recipe=DENSE.with_changes(epochs=25, lr=5e-3, batch_size=32), seed=5
+    )
     assert fitted.history[-1].train_loss < 0.5 * fitted.history[0].train_loss
 
 
 def test_the_budget_loss_pulls_the_cost_down(task, encoder):
     elastic = Elastic(encoder, length=task.length)
     pressed = BUDGETED.with_changes(epochs=5, batch_size=32, lam=1.0, gate_lr=0.1)
-    after = fit(elastic, task, pressed, seed=2).model
+    after = fit(elastic, task, recipe=pressed, seed=2).model
     assert float(after.cost(0.5).detach()) < 0.8 * float(elastic.cost(0.5).detach())
 
 
 def test_gates_have_a_learning_rate_of_their_own(task, encoder):
     elastic = Elastic(encoder, length=task.length)
-    frozen = fit(elastic, task, BUDGETED.with_changes(**SHORT, gate_lr=0.0), seed=2).model
+    frozen = fit(elastic, task, recipe=BUDGETED.with_changes(**SHORT, gate_lr=0.0), seed=2).model
     assert torch.equal(frozen.gates.a, elastic.gates.a)
     slow, fast = (
-        fit(elastic, task, BUDGETED.with_changes(**SHORT, gate_lr=lr), seed=2).model.gates.a.abs()
+        fit(
+            elastic, task, recipe=BUDGETED.with_changes(**SHORT, gate_lr=lr), seed=2
+        ).model.gates.a.abs()
         for lr in (1e-4, 1e-1)
     )
     assert fast.mean() > 100 * slow.mean()
 
 
 def test_a_teacher_pulls_the_student_towards_it(task, encoder):
-    teacher = fit(encoder, task, DENSE.with_changes(epochs=8, lr=5e-3, batch_size=32), 1).model
+    teacher = fit(
+        encoder, task, recipe=DENSE.with_changes(epochs=8, lr=5e-3, batch_size=32), seed=1
+    ).model
     ids = task.train.inputs["input_ids"]
 
     def distance(alpha):
         taught = RECOVER.with_changes(epochs=4, lr=3e-3, batch_size=32, alpha=alpha)
-        student = fit(encoder, task, taught, 1, teacher=teacher).model
+        student = fit(encoder, task, recipe=taught, seed=1, teacher=teacher).model
         return float((student(ids).softmax(-1) - teacher(ids).softmax(-1)).abs().mean().detach())
 
     assert distance(alpha=1.0) < distance(alpha=0.0)
@@ -179,13 +205,15 @@ def test_a_teacher_pulls_the_student_towards_it(task, encoder):
 
 @pytest.mark.parametrize("chosen", [NESTED, RECOVER], ids=["views", "whole"])
 def test_hidden_states_pull_the_layers_towards_those_of_the_teacher(task, encoder, chosen):
-    teacher = fit(encoder, task, DENSE.with_changes(epochs=4, lr=5e-3, batch_size=32), 1).model
+    teacher = fit(
+        encoder, task, recipe=DENSE.with_changes(epochs=4, lr=5e-3, batch_size=32), seed=1
+    ).model
     start = start_of(chosen, task, encoder)
     ids = task.train.inputs["input_ids"]
 
     def distance(hidden):
         taught = chosen.with_changes(epochs=2, lr=3e-3, batch_size=32, hidden=hidden)
-        student = plain_of(fit(start, task, taught, 1, teacher=teacher).model)
+        student = plain_of(fit(start, task, recipe=taught, seed=1, teacher=teacher).model)
         states = []
         for model in (student, teacher):
             with torch.no_grad(), remembering(model, layer_names(model)) as seen:
@@ -199,13 +227,15 @@ def test_hidden_states_pull_the_layers_towards_those_of_the_teacher(task, encode
 def test_a_nested_model_learns_at_all_budgets_and_keeps_its_order(task, encoder):
     start = start_of(NESTED, task, encoder)
     long = NESTED.with_changes(epochs=12, batch_size=16, lr=5e-3)
-    fitted = fit(start, task, long, seed=5, teacher=encoder).model
+    fitted = fit(start, task, recipe=long, seed=5, teacher=encoder).model
     assert fitted.gates.order.tolist() == start.gates.order.tolist()
     for budget in (0.25, 1.0):
-        before, after = (evaluate(m, task.train, budget, "cut").loss for m in (start, fitted))
+        before, after = (
+            evaluate(m, task.train, budget=budget, form="cut").loss for m in (start, fitted)
+        )
         assert after < before, budget
     with pytest.raises(ValueError, match="needs one order for all budgets"):
-        fit(Elastic(encoder, length=task.length), task, NESTED, seed=5)
+        fit(Elastic(encoder, length=task.length), task, recipe=NESTED, seed=5)
 
 
 def test_a_nested_step_takes_both_ends_and_some_budgets_between():
@@ -217,21 +247,21 @@ def test_a_nested_step_takes_both_ends_and_some_budgets_between():
 
 def test_a_recipe_fits_only_its_kind_of_model(task, encoder):
     with pytest.raises(ValueError, match="wrap the model"):
-        fit(encoder, task, BUDGETED, seed=1)
+        fit(encoder, task, recipe=BUDGETED, seed=1)
     with pytest.raises(ValueError, match="plain"):
-        fit(Elastic(encoder), task, DENSE, seed=1)
+        fit(Elastic(encoder), task, recipe=DENSE, seed=1)
 
 
 def test_a_diverged_run_says_so(task, encoder):
     with pytest.raises(ValueError, match="a learning rate below"):
-        fit(encoder, task, DENSE.with_changes(**SHORT, lr=1e30, warmup=0.0), seed=1)
+        fit(encoder, task, recipe=DENSE.with_changes(**SHORT, lr=1e30, warmup=0.0), seed=1)
 
 
 def test_a_bar_shows_loss_cost_accuracy_and_time_left(task, encoder):
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=140)
     with training_bar(console) as bar:
-        fit(encoder, task, DENSE.with_changes(**SHORT), seed=1, progress=bar)
+        fit(encoder, task, recipe=DENSE.with_changes(**SHORT), seed=1, progress=bar)
     shown = screen.getvalue()
     for part in ("dense", "epoch 2/2", "loss", "cost", "accuracy", "left"):
         assert part in shown
@@ -246,7 +276,7 @@ def test_the_cost_that_is_shown_is_the_one_of_what_is_trained(task, encoder, cho
     fit(
         start,
         task,
-        chosen.with_changes(**SHORT, **quarter),
+        recipe=chosen.with_changes(**SHORT, **quarter),
         seed=1,
         progress=lambda tick: shown.append(tick.cost),
     )
@@ -343,7 +373,7 @@ def test_mixed_precision_is_of_the_training_and_not_of_the_model(task, encoder, 
         )
     )
     try:
-        fitted = fit(start, task, chosen.with_changes(**SHORT), seed=3).model
+        fitted = fit(start, task, recipe=chosen.with_changes(**SHORT), seed=3).model
     finally:
         hook.remove()
     assert torch.bfloat16 in trained_in
@@ -361,7 +391,7 @@ def test_mixed_precision_is_of_the_training_and_not_of_the_model(task, encoder, 
 def test_what_is_trained_is_a_plain_model_that_can_be_trained_again(task, encoder, chosen):
     """No mark of Accelerate's is left on it, or the next training would not be prepared."""
     start = start_of(chosen, task, encoder)
-    fitted = fit(start, task, chosen.with_changes(**SHORT), seed=3).model
+    fitted = fit(start, task, recipe=chosen.with_changes(**SHORT), seed=3).model
     assert vars(fitted).keys() == vars(start).keys()
 
 

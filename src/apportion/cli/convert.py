@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from apportion.cli.main import AsJson, app, err
-
-if TYPE_CHECKING:
-    from apportion.data.sources import Source
+from apportion.cli.main import AsJson, app
 
 ROWS = 4000  # 1,000 of them are scored; rows of a few tokens need that many for the repair
 
@@ -69,51 +66,18 @@ def convert(
     far as held-out rows say that it helps and the whole model answers as before. Some minutes for
     a small encoder; then it is measured at each budget.
     """
-    from apportion.cli.running import (
-        check_units,
-        facts_of_model,
-        facts_of_texts,
-        make,
-        read_template,
-    )
-    from apportion.data.sources import read_source
-    from apportion.data.text import Text, classes_of
+    from apportion.cli.running import check_units, make
+    from apportion.study.presets import conversion_preset
 
-    check_units(units)
-    columns = tuple(text or ("text",))
-    source = read_source(data, columns, label)
-    train_rows, validation, test = _at_most(source, rows, held_out)
-    spec = Text(
+    preset = conversion_preset(
+        model,
         data,
-        length=length,
-        train=train_rows,
-        validation=validation,
-        test=test,
-        text=columns,
+        text=text or ("text",),
         label=label,
-        seed=data_seed,
+        length=length,
+        rows=rows,
+        held_out=held_out,
+        units=check_units(units),
+        data_seed=data_seed,
     )
-    numbers = {
-        "length": length,
-        "units": units,
-        "data_seed": data_seed,
-        **facts_of_texts(spec),
-        "pretrained": facts_of_model(model, length, classes_of(source)),
-    }
-    make(read_template("convert").format(**numbers), into, as_json)
-
-
-def _at_most(source: Source, rows: int, held_out: int) -> tuple[int, int, int]:
-    """As many training, validation and test rows as asked for, or as there are."""
-    left = len(source.train.rows)
-    taken = []
-    for part in (source.validation, source.test):
-        taken.append(min(held_out, len(part.rows) if part else max(2, left // 10)))
-        left -= 0 if part else taken[-1]
-    if source.test is None:
-        err.print(
-            "there are no test rows: budgets are measured on training rows, and if the model was "
-            "trained on those, it does better on them than it would on others",
-            highlight=False,
-        )
-    return min(rows, left), taken[0], taken[1]
+    make(preset, into, as_json)

@@ -146,7 +146,7 @@ def sweep(
     with working_bar("sweep", err) as bar:
         for number, asked in enumerate(budgets):
             bar(number, len(budgets))
-            points += run_sweep(model, task.split(split), [asked], forms, floor)
+            points += run_sweep(model, task.split(split), budgets=[asked], forms=forms, floor=floor)
     points.sort(key=lambda point: (forms.index(point.form), point.budget))
     if as_json:
         rows = [{"budget": p.budget, "form": p.form, **asdict(p.outcome)} for p in points]
@@ -203,7 +203,7 @@ def cut(
         # Other units stay with another floor than it was measured with.
         points = notes["measured"] if floor == model.floor else []
         notes["measured"] = [p for p in points if p["budget"] == budget and p["form"] != "soft"]
-    save(Checkpoint(smaller, notes, kept, loaded.words), into, self_contained)
+    save(Checkpoint(smaller, notes, kept, loaded.words), into, self_contained=self_contained)
     facts: dict[str, Any] = {
         "budget": budget,
         "cost": kept.cost,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -107,109 +107,36 @@ def train(
     measured. Stopped or killed, the same command goes on where it was; when all is done, it only
     prints the table.
     """
-    from apportion.cli.running import (
-        check_units,
-        facts_of_model,
-        facts_of_texts,
-        make,
-        read_template,
-    )
-    from apportion.data.text import Text
-    from apportion.study.experiment import BUDGETS
-    from apportion.training.recipes import recipe
+    from apportion.cli.running import check_units, make
+    from apportion.study.presets import training_preset
 
+    sizes = {"layers": layers, "heads": heads, "hidden": hidden, "feedforward": feedforward}
+    shape = {name: size for name, size in sizes.items() if size is not None}
     if not data and (text or label):
         raise ValueError("--text and --label name columns of texts; say where they are with --data")
-    kind = ("pretrained" if pretrained else "text") if data else "marked"
     if pretrained and not data:
         raise ValueError("--model is a model of texts; say where those are with --data")
-    if pretrained and any(size is not None for size in (layers, heads, hidden, feedforward)):
+    if pretrained and shape:
         raise ValueError("--model has its own layers, heads, hidden and feedforward sizes")
     if units == "all" and (lam is not None or beta is not None):
         raise ValueError(
             "--lam and --beta weigh the cost of gates; with --units all there are none"
         )
-    given = {
-        "length": length,
-        "layers": layers,
-        "heads": heads,
-        "hidden": hidden,
-        "feedforward": feedforward,
-        "epochs": epochs,
-        "budgeted_epochs": budgeted_epochs,
-        "lam": lam,
-        "beta": beta,
-    }
-    numbers: dict[str, Any] = {
-        "seed": seed,
-        "data_seed": data_seed,
-        "units": check_units(units),
-        "budgets": list(BUDGETS[units]),
-        **_DEFAULTS[kind],
-        **{name: value for name, value in given.items() if value is not None},
-    }
-    if data:
-        spec = Text(
-            data,
-            length=numbers["length"],
-            train=rows,
-            validation=held_out,
-            test=held_out,
-            text=tuple(text or ("text",)),
-            label=label or "label",
-            seed=data_seed,
-        )
-        numbers |= facts_of_texts(spec)
-        if pretrained:
-            numbers["pretrained"] = facts_of_model(pretrained, numbers["length"])
-            numbers.setdefault("epochs", recipe("dense-pretrained").epochs)
-            numbers.setdefault("budgeted_epochs", recipe("nested-pretrained").epochs)
-        # As many rows are seen as in the study on AG News; few rows are gone through more often.
-        numbers.setdefault("epochs", min(40, max(3, round(_ROWS_SEEN / numbers["train"]))))
-        numbers.setdefault("budgeted_epochs", (numbers["epochs"] + 1) // 2)
-    else:
-        rows = 4096 if rows is None else rows
-        numbers |= {
-            "rows": rows,
-            "held_out": max(2, rows // 4) if held_out is None else held_out,
-            "distractors": max(1, numbers["length"] // 8),
-        }
-    template = read_template(f"train-{kind}")
-    if units == "all":
-        # The same warm start; one order of all units takes the place of the gates of heads.
-        task_and_dense = "[[stage]]".join(template.split("[[stage]]")[:2])
-        nested = "train-nested-pretrained" if pretrained else "train-nested"
-        template = task_and_dense + read_template(nested)
-    make(template.format(**numbers), into, as_json)
-
-
-_ROWS_SEEN = 80_000
-_DEFAULTS = {
-    "marked": {
-        "length": 32,
-        "layers": 2,
-        "heads": 8,
-        "hidden": 64,
-        "feedforward": 128,
-        "epochs": 12,
-        "budgeted_epochs": 6,
-        "lam": 0.05,
-        "beta": 4.0,
-        "word_dropout": 0.0,  # its tokens are no words
-    },
-    "text": {
-        "length": 128,
-        "layers": 4,
-        "heads": 4,
-        "hidden": 64,
-        "feedforward": 256,
-        "lam": 0.02,
-        "beta": 2.0,
-        "word_dropout": 0.3,
-    },
-    "pretrained": {
-        "length": 128,
-        "lam": 0.02,
-        "beta": 2.0,
-    },
-}
+    preset = training_preset(
+        data,
+        pretrained,
+        text=text or ("text",),
+        label=label or "label",
+        length=length,
+        rows=rows,
+        held_out=held_out,
+        shape=shape,
+        epochs=epochs,
+        budgeted_epochs=budgeted_epochs,
+        lam=lam,
+        beta=beta,
+        units=check_units(units),
+        seed=seed,
+        data_seed=data_seed,
+    )
+    make(preset, into, as_json)

@@ -60,24 +60,15 @@ class Text:
         if not self.text:
             raise ValueError("text needs the name of at least one column")
 
-    def draw(self) -> Drawn:
-        """Its rows, read and drawn: complains of those that could not be trained on."""
-        source = read_source(self.folder or self.data, self.text, self.label)
-        digest = source.digest()
-        if self.digest and digest != self.digest:
-            raise ValueError(
-                f"the rows in {self.folder or self.data} are not those that were asked for: "
-                f"their digest is {digest}, not {self.digest}"
-            )
-        return Drawn(digest, classes_of(source), _draw(self, source))
-
     def build(self, words: Words | None = None) -> Task:
         """The task with its rows read, drawn and encoded: by these words, or by their own."""
-        drawn = self.draw()
+        drawn = draw(self, read_source(self.folder or self.data, self.text, self.label))
         classes = drawn.classes
         texts = {name: tuple(row.text for row in rows) for name, rows in drawn.rows.items()}
         if words is None:
-            words = Words.learn(texts["train"], self.length, self.vocabulary, self.min_count)
+            words = Words.learn(
+                texts["train"], self.length, size=self.vocabulary, min_count=self.min_count
+            )
         number = {name: n for n, name in enumerate(classes)}
         splits = {}
         for name, rows in drawn.rows.items():
@@ -117,6 +108,17 @@ class Text:
             f"Texts of {self.data}, up to {self.length} words of each; "
             f"{' / '.join(sizes)} training, validation and test rows"
         )
+
+
+def draw(spec: Text, source: Source) -> Drawn:
+    """The rows of a text task by split; complains of rows that could not be trained on."""
+    digest = source.digest()
+    if spec.digest and digest != spec.digest:
+        raise ValueError(
+            f"the rows in {spec.folder or spec.data} are not those that were asked for: "
+            f"their digest is {digest}, not {spec.digest}"
+        )
+    return Drawn(digest, classes_of(source), _draw(spec, source))
 
 
 def classes_of(source: Source) -> tuple[str, ...]:

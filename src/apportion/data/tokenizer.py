@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,11 @@ from tokenizers.models import WordLevel
 from tokenizers.trainers import WordLevelTrainer
 from torch import Tensor
 
+from apportion.files import read_json
+
 PAD, UNKNOWN = "[PAD]", "[UNK]"  # ids 0 and 1
+# Settings that Transformers writes of where and how it was read, not of what the tokenizer is.
+_OF_THE_MOMENT = ("is_local", "local_files_only", "max_length", "stride", "name_or_path")
 
 
 class Words:
@@ -40,7 +46,7 @@ class Words:
         self.length: int = tokenizer.truncation["max_length"]  # the rest of a text is not read
 
     @classmethod
-    def learn(cls, texts: Iterable[str], length: int, size: int, min_count: int) -> Words:
+    def learn(cls, texts: Iterable[str], length: int, *, size: int, min_count: int) -> Words:
         """Whole words, lower case, punctuation by itself: the most frequent of the texts.
 
         Those that stand in them `min_count` times, `size` with [PAD] and [UNK].
@@ -57,6 +63,22 @@ class Words:
         tokenizer.train_from_iterator(texts, trainer)
         tokenizer.enable_truncation(length)
         return cls(tokenizer)
+
+    @classmethod
+    def of(cls, tokenizer: Any, length: int) -> Words:
+        """A fast tokenizer of Transformers that truncates at a length; its own is left alone."""
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ValueError(
+                f"a fast tokenizer of Transformers is needed, not a {type(tokenizer).__name__}"
+            )
+        own = Tokenizer.from_str(backend.to_str())
+        own.no_padding()  # `pad` does it
+        own.enable_truncation(length)
+        with tempfile.TemporaryDirectory() as place:
+            tokenizer.save_pretrained(place)
+            settings = read_json(Path(place) / "tokenizer_config.json")
+        return cls(own, {name: v for name, v in settings.items() if name not in _OF_THE_MOMENT})
 
     def __len__(self) -> int:
         return int(self._tokenizer.get_vocab_size())

@@ -111,7 +111,7 @@ class Checkpoint:
 
 
 def save(
-    checkpoint: Checkpoint | nn.Module, folder: str | Path, self_contained: bool = False
+    checkpoint: Checkpoint | nn.Module, folder: str | Path, *, self_contained: bool = False
 ) -> None:
     """Writes a checkpoint folder whole or not at all; one that is there already is replaced.
 
@@ -207,7 +207,7 @@ def has_checkpoint(folder: Path) -> bool:
 def limit(model: nn.Module, floor: int, lowest: float) -> None:
     """Sets the floor and the smallest budget of an elastic model; its form stays."""
     if isinstance(model, Elastic):
-        model.made_for(model.form, floor, lowest)
+        model.made_for(model.form, floor, lowest=lowest)
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -51,6 +51,7 @@ class Elastic(nn.Module):
         self,
         model: nn.Module,
         kinds: Sequence[str] = ("heads",),
+        *,
         length: int = 128,
         tau: float = 1.0,
         block: int = BLOCK,
@@ -89,7 +90,7 @@ class Elastic(nn.Module):
         """What `made_for` was given: how it is to be asked."""
         return {"form": self.form, "floor": self.floor, "lowest": self.lowest}
 
-    def made_for(self, form: Form, floor: int = 0, lowest: float | None = None) -> Elastic:
+    def made_for(self, form: Form, floor: int = 0, *, lowest: float | None = None) -> Elastic:
         """This model, which is asked in this form, with this floor and from this budget on."""
         if form not in MADE_FOR:
             raise ValueError(f"a model's form is one of {', '.join(MADE_FOR)}, not {form!r}")
@@ -103,7 +104,7 @@ class Elastic(nn.Module):
             raise ValueError(f"a floor is a whole number of units, not {floor!r}")
         smallest = check_budget(1.0 if lowest is None else lowest)
         # Complains of a floor that a layer does not have, or that the smallest budget can't pay.
-        allocate(self.gates.scores(smallest), self.units, smallest, floor)
+        allocate(self.gates.scores(smallest), self.units, budget=smallest, floor=floor)
         self._form, self.floor = form, floor
         self.lowest = None if lowest is None else smallest
         return self
@@ -129,7 +130,7 @@ class Elastic(nn.Module):
                 raise ValueError("the allocation is of units of another model")
             z = allocation.mask().to(self.gates.a.device)
         elif budget is not None:
-            z = self.opening(budget, form, floor)
+            z = self.opening(budget, form, floor=floor)
         elif z is not None:
             self._check_gates(z)
         if z is not None and self.training and torch.is_grad_enabled():
@@ -141,7 +142,7 @@ class Elastic(nn.Module):
             _gates_of_this_call.reset(token)
 
     def opening(
-        self, budget: float | Tensor, form: Form | None = None, floor: int | None = None
+        self, budget: float | Tensor, form: Form | None = None, *, floor: int | None = None
     ) -> Tensor:
         """How far each unit is open: z(B), its top k as 0 and 1, or those with z's gradient."""
         form = self._asked(form)
@@ -157,10 +158,10 @@ class Elastic(nn.Module):
         return straight_through(z, self.allocation(budget, floor).mask().to(z))
 
     def cost(
-        self, budget: float | Tensor, form: Form | None = None, floor: int | None = None
+        self, budget: float | Tensor, form: Form | None = None, *, floor: int | None = None
     ) -> Tensor:
         """C(B), differentiable where its gates are."""
-        return self.gates.cost(self.opening(budget, form, floor))
+        return self.gates.cost(self.opening(budget, form, floor=floor))
 
     @torch.no_grad()
     def allocation(self, budget: float, floor: int | None = None) -> Allocation:
@@ -169,7 +170,7 @@ class Elastic(nn.Module):
         floor = self.floor if floor is None else floor
         if self.gates.a.is_meta:
             raise ValueError("a model on the meta device has no weights to choose its units by")
-        return allocate(self.gates.scores(budget), self.units, budget, floor)
+        return allocate(self.gates.scores(budget), self.units, budget=budget, floor=floor)
 
     @torch.no_grad()
     def within(self, budgets: Sequence[float]) -> tuple[float, ...]:
@@ -217,7 +218,7 @@ class Elastic(nn.Module):
         after = torch.empty_like(before)  # where a unit stands now
         after[before] = torch.arange(len(before))
         model = arrange(self.plain(), self.units, before)
-        made = Elastic(model, self.kinds, self.length, self.gates.tau, self.block)
+        made = Elastic(model, self.kinds, length=self.length, tau=self.gates.tau, block=self.block)
         made.gates.a.copy_(self.gates.a[before])
         made.gates.s.copy_(self.gates.s[before])
         made.gates.fix_order(after[order])

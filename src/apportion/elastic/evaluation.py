@@ -44,6 +44,7 @@ class Point:
 def evaluate(
     model: nn.Module,
     split: Split,
+    *,
     budget: float | None = None,
     form: Form | None = None,
     floor: int | None = None,
@@ -106,6 +107,7 @@ def sum_scores(
 def sweep(
     model: Elastic,
     split: Split,
+    *,
     budgets: Sequence[float] = SWEEP,
     forms: Sequence[Form] | None = None,
     floor: int | None = None,
@@ -115,7 +117,9 @@ def sweep(
     points: list[Point] = []
     forms = swept_forms(model) if forms is None else forms
     for form, budget in product(forms, budgets):
-        points.append(Point(budget, form, evaluate(model, split, budget, form, floor)))
+        points.append(
+            Point(budget, form, evaluate(model, split, budget=budget, form=form, floor=floor))
+        )
         if progress:
             progress(len(points), len(forms) * len(budgets))
     return points

@@ -65,8 +65,8 @@ Apart = list[tuple[float, float]]  # per model: divergence, and the share of row
 def repair(
     model: Elastic,
     split: Split,
-    held_out: Split | None = None,
     *,
+    held_out: Split | None = None,
     budgets: Sequence[float] = REPAIRED_AT,
     floor: int | None = None,
     rows: int | None = None,
@@ -133,7 +133,7 @@ def repair(
     repaired = copy.deepcopy(model)
     for name, values in best.items():
         repaired.model.get_parameter(name).copy_(values)
-    repaired.made_for("nested", model.floor if floor is None else floor, min(budgets))
+    repaired.made_for("nested", model.floor if floor is None else floor, lowest=min(budgets))
     return repaired, {**facts, "repair_seconds": round(time.perf_counter() - started, 1)}
 
 

@@ -173,7 +173,8 @@ def restore(
 def _restore_elastic(plain: nn.Module, manifest: Mapping[str, Any], folder: Path) -> Elastic:
     """The elastic model around a plain one, with its gates, its order, and what it was made for."""
     facts = manifest["elastic"]
-    model = Elastic(plain, facts["kinds"], facts["length"], facts["tau"], facts["block"])
+    sizes = {name: facts[name] for name in ("length", "tau", "block")}
+    model = Elastic(plain, facts["kinds"], **sizes)
     if model.units.to_dict() != manifest["units"]:
         raise ValueError(f"checkpoint {folder} lists other units than its model has")
     gates = read_tensors(folder / GATES)
@@ -248,19 +249,19 @@ def _made_as(model: Elastic, facts: Mapping[str, Any], notes: Mapping[str, Any])
     limit where the notes say nothing.
     """
     if any(name in facts for name in model.made_as):
-        return model.made_for(facts["form"], facts["floor"], facts["lowest"])
+        return model.made_for(facts["form"], facts["floor"], lowest=facts["lowest"])
     measured_at = _measured_at(notes)
     try:
         recipe = notes["recipes"][-1]
         trained, floor = TRAINED_FORMS.get(recipe["objective"], "hard"), int(recipe["floor"])
         trained_at = [check_budget(b) for b in (recipe["budgets"][0], *recipe["select_at"])]
     except (IndexError, KeyError, TypeError, ValueError):  # notes may be anybody's
-        return model.made_for(model.form, 0, min(measured_at, default=None))
+        return model.made_for(model.form, 0, lowest=min(measured_at, default=None))
     if trained is None:
         trained_at = []  # a plain model has no budgets
     form: Form = "soft" if trained == "soft" else "hard"
     form = "nested" if model.form == "nested" else form
-    return model.made_for(form, floor, min([*trained_at, *measured_at], default=None))
+    return model.made_for(form, floor, lowest=min([*trained_at, *measured_at], default=None))
 
 
 def _measured_at(notes: Mapping[str, Any]) -> list[float]:

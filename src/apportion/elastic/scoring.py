@@ -124,13 +124,15 @@ def nest(model: Elastic, score: Callable[[Elastic], Scored]) -> tuple[Elastic, S
 
     Neurons are scored one by one and sorted, so that a block holds those that are wanted alike.
     """
-    fine = Elastic(model.plain(), model.kinds, model.length, model.gates.tau, block=1)
+    fine = Elastic(model.plain(), model.kinds, length=model.length, tau=model.gates.tau, block=1)
     scored = score(fine)
     arranged = fine.nested(scored.scores * fine.units.shares)  # inside a layer, by score alone
     sorted_scores = torch.cat(
         [scored.scores[span].sort(descending=True).values for span in fine.units.spans.values()]
     )
-    coarse = Elastic(arranged.plain(), model.kinds, model.length, model.gates.tau, model.block)
+    coarse = Elastic(
+        arranged.plain(), model.kinds, length=model.length, tau=model.gates.tau, block=model.block
+    )
     scores = torch.cat(
         [
             sorted_scores[fine.units.spans[key]].view(span.stop - span.start, -1).sum(dim=1)

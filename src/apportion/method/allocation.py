@@ -13,7 +13,7 @@ from apportion.method.units import Allocation, Units, check_budget
 _SLACK = 1e-9
 
 
-def allocate(scores: Tensor, units: Units, budget: float, floor: int = 0) -> Allocation:
+def allocate(scores: Tensor, units: Units, *, budget: float, floor: int = 0) -> Allocation:
     """The allocation that keeps the units most wanted per cost until the budget is spent.
 
     k(B) = max(1, round(B·L·H)) where all units cost the same. In general a unit is bought when

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 KINDS = ("heads", "feedforward")  # also their order inside a layer
+UNITS = {"heads": ("heads",), "all": KINDS}  # as people ask for them
 
 
 def check_budget(budget: Any, lowest: float | None = None) -> float:

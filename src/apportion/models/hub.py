@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module, resources
@@ -19,7 +18,6 @@ import torch
 from torch import nn
 
 from apportion.data.tokenizer import Words, check_processing
-from apportion.files import read_json
 from apportion.models.labels import class_names, first_few, name_classes, order_of, reorder_head
 from apportion.models.sites import layers_path
 from apportion.models.sizes import check_folder, weights_files
@@ -169,15 +167,7 @@ def _load_words(source: str, length: int | None) -> Words:
         raise ValueError(
             f"{source} puts {around} tokens around a text: a length of {length} leaves no room"
         )
-    with tempfile.TemporaryDirectory() as place:
-        tokenizer.save_pretrained(place)
-        settings = read_json(Path(place) / "tokenizer_config.json")
-    backend.no_padding()
-    backend.enable_truncation(length or longest)
-    return Words(backend, {name: v for name, v in settings.items() if name not in _OF_THE_MOMENT})
-
-
-_OF_THE_MOMENT = ("is_local", "local_files_only", "max_length", "stride", "name_or_path")
+    return Words.of(tokenizer, length or longest)
 
 
 def words_of_folder(folder: Path) -> Words | None:

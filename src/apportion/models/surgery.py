@@ -16,7 +16,7 @@ from apportion.models.shrinking import recount_heads
 from apportion.models.sites import Site, find_sites
 
 
-def cut(model: nn.Module, allocation: Allocation, share: bool = False) -> nn.Module:
+def cut(model: nn.Module, allocation: Allocation, *, share: bool = False) -> nn.Module:
     """A new model without the units that the allocation drops; the given one is left alone.
 
     A layer that keeps no heads costs nothing but its output projection's bias. With `share`, all

@@ -60,7 +60,7 @@ class Skipping(nn.Module):
         check_budget(budget, self.lowest)
         # Slices outlive this call, so they must not be tensors of inference mode.
         with torch.inference_mode(False), torch.no_grad():
-            kept = allocate(self.gates.scores(budget), self.units, budget, self.floor)
+            kept = allocate(self.gates.scores(budget), self.units, budget=budget, floor=self.floor)
             model = self._of_kept.get(kept.kept)
             if model is None:
                 model = fuse(cut(self.whole, kept, share=True).eval())

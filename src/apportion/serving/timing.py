@@ -26,6 +26,7 @@ from apportion.serving.skipping import Skipping
 Arm = Callable[[], object]
 TIMED_FORMS = ("fused", "soft", "hard", "skip", "cut")
 NESTED_FORMS = ("fused", "skip", "cut")  # those of them that save time
+SWITCHES = 1000
 FUSED = ("fused", 1.0)  # the dense model with the fused sums that skipping has
 
 
@@ -46,6 +47,7 @@ class Latency:
 def measure(
     arms: Mapping[str, Arm | Sequence[Arm]],
     repeats: int = 30,
+    *,
     warmup: int = 3,
     threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
@@ -317,9 +319,6 @@ def time_switching(model: Elastic, budgets: Sequence[float]) -> dict[str, Any]:
         "object_bytes": objects,
         "whole_bytes": sum(whole.values()),
     }
-
-
-SWITCHES = 1000
 
 
 def _storages(model: nn.Module) -> dict[int, int]:

@@ -13,7 +13,7 @@ from apportion.data.task import TaskSpec
 from apportion.data.text import Text
 from apportion.elastic.evaluation import SWEEP
 from apportion.files import check
-from apportion.method.units import KINDS, check_budget
+from apportion.method.units import UNITS, check_budget
 from apportion.models.encoder import EncoderConfig
 from apportion.study.goals import Goal
 from apportion.study.rules import check_goals, check_model, check_stage, check_timing
@@ -292,7 +292,6 @@ def _stages_of(
     return made
 
 
-UNITS = {"heads": ("heads",), "all": KINDS}  # as people ask for them
 # Of the tables, where a file names none.
 BUDGETS = {"heads": (0.25, 0.5, 0.75), "all": tuple(n / 8 for n in range(1, 9))}
 _FILE = {

@@ -110,7 +110,7 @@ def _measure_scores(
     scores = {"kind": "scores", **{k: v for k, v in training.items() if k in _OF_SCORES}}
     # Scores are an order of the units; half open, their gates mean nothing.
     forms = [form for form in swept_forms(model) if form != "soft"]
-    points = sweep(model, task.test, stage.budgets, forms, progress=tell)
+    points = sweep(model, task.test, budgets=stage.budgets, forms=forms, progress=tell)
     return [scores, *_points(points)]
 
 
@@ -138,19 +138,23 @@ def _measure_elastic(
 ) -> list[dict[str, Any]]:
     """What a model keeps when its gates do: at its one budget, or at all of the sweep's."""
     if stage.only is not None:
-        return _points(sweep(model, task.test, (stage.only,), progress=tell))
+        return _points(sweep(model, task.test, budgets=(stage.only,), progress=tell))
     budgets = sorted({*(SWEEP if stage.sweep else ()), *stage.budgets, 1.0})
-    points = sweep(model, task.test, budgets, progress=tell)
+    points = sweep(model, task.test, budgets=budgets, progress=tell)
     records = _points(points)
     if "cut" not in swept_forms(model):
-        records += _points(sweep(model, task.test, stage.budgets, ("cut",), progress=tell))
+        records += _points(
+            sweep(model, task.test, budgets=stage.budgets, forms=("cut",), progress=tell)
+        )
     records.append({"kind": "monotone", "monotone": is_monotone(points)})
     with torch.no_grad():
         for budget in sorted({*stage.budgets, *_RANKED_AT, 1.0}):
             # Enough digits to rank gates that hardly moved.
             z = [round(value, 8) for value in model.gates(budget).tolist()]
             # Where rankings are compared may lie below what the model was made for.
-            kept = allocate(model.gates.scores(budget), model.units, budget, model.floor)
+            kept = allocate(
+                model.gates.scores(budget), model.units, budget=budget, floor=model.floor
+            )
             facts = {"kind": "gates", "budget": budget, "z": z, "kept": kept.to_dict()}
             records.append(facts)
     return records

@@ -12,11 +12,12 @@ from torch import nn
 
 from apportion.data.task import Task
 from apportion.elastic.checkpoint import Checkpoint, has_checkpoint, limit, load, save
-from apportion.elastic.elastic import Elastic, plain_of
-from apportion.elastic.repairing import VERSION_1, repair
-from apportion.elastic.scoring import SOURCES, Scored, nest
+from apportion.elastic.conversion import convert
+from apportion.elastic.elastic import Elastic
+from apportion.elastic.repairing import VERSION_1
+from apportion.elastic.scoring import SOURCES
 from apportion.files import discard
-from apportion.method.units import Allocation
+from apportion.method.units import UNITS, Allocation
 from apportion.models.encoder import Encoder, EncoderConfig
 from apportion.models.hub import check_digest, load_model, untrained_model
 from apportion.models.sites import largest_block
@@ -68,13 +69,21 @@ def produce(
         model, facts = _score(stage, start, task, teacher, progress)
     else:
         if stage.recipe.objective != "dense" and not isinstance(start, Elastic):
-            start = Elastic(start, stage.kinds, task.length, block=largest_block(start))
+            start = Elastic(start, stage.kinds, length=task.length, block=largest_block(start))
         elif stage.recipe.objective == "dense" and isinstance(start, Elastic):
             # A specialist: cut by its parent's gates at its own budget, then trained as it is.
             assert stage.parent and stage.only
             kept = start.made_for(start.form, stage.parent.floor).allocation(stage.only)
             start = cut(start.plain(), kept)
-        fitted = fit(start, task, stage.recipe, stage.seed, teacher, state, progress=progress)
+        fitted = fit(
+            start,
+            task,
+            recipe=stage.recipe,
+            seed=stage.seed,
+            teacher=teacher,
+            state=state,
+            progress=progress,
+        )
         model = fitted.model
         facts = {
             "epochs": stage.recipe.epochs,
@@ -110,29 +119,21 @@ def _score(
     progress: Callable[[Tick], None] | None,
 ) -> tuple[Elastic, dict[str, Any]]:
     """A model whose gates open its units in the order of the stage's scores, and those."""
-    assert stage.score is not None
-    plain = plain_of(model)
-    elastic = Elastic(plain, stage.kinds, length=task.length, block=largest_block(plain))
+    score = SOURCES[stage.score or ""]
     with_gates = teacher if isinstance(teacher, Elastic) else None
     tell = telling(progress, "scoring")
-
-    def score(units: Elastic) -> Scored:
-        return SOURCES[stage.score or ""](units, task, stage.seed, with_gates, tell)
-
-    if stage.nested:
-        elastic, scored = nest(elastic, score)
-    else:
-        scored = score(elastic)
-        elastic.gates.order_by(scored.scores)
-        elastic.made_for("hard")
-    scores = [float(f"{score:.6g}") for score in scored.scores.tolist()]
-    facts = {"scores": scores, **scored.facts}
-    if stage.repair:
-        settings = VERSION_1 if stage.version("repair") == 1 else {}
-        told = telling(progress, "repair")
-        elastic, repaired = repair(elastic, task.train, task.validation, progress=told, **settings)
-        facts |= repaired
-    return elastic, facts
+    first = {} if not stage.repair or stage.version("repair") > 1 else VERSION_1
+    converted = convert(
+        model,
+        task,
+        units="heads" if stage.kinds == UNITS["heads"] else "all",
+        score=lambda elastic: score(elastic, task, stage.seed, with_gates, tell),
+        nested=stage.nested,
+        repaired=stage.repair,
+        progress=lambda what, done, of: telling(progress, what)(done, of),
+        **first,
+    )
+    return converted.model, dict(converted.facts)
 
 
 def new_model(stage: Stage, task: Task) -> nn.Module:

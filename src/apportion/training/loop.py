@@ -60,6 +60,7 @@ class Fitted:
 def fit(
     model: nn.Module,
     task: Task,
+    *,
     recipe: Recipe,
     seed: int,
     teacher: nn.Module | None = None,
@@ -292,7 +293,7 @@ def _copy_for(model: nn.Module, recipe: Recipe) -> nn.Module:
     """A copy of a model that is asked as the recipe trains it."""
     copied: Any = copy.deepcopy(model)
     if recipe.form is not None:
-        copied.made_for(recipe.form, recipe.floor, recipe.lowest)
+        copied.made_for(recipe.form, recipe.floor, lowest=recipe.lowest)
     return copied  # type: ignore[no-any-return]
 
 

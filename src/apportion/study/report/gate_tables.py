@@ -177,7 +177,7 @@ def _allocation(record: Mapping[str, Any]) -> Allocation:
 def _first(record: Mapping[str, Any], start: Sequence[float]) -> Allocation:
     """What the gates would have kept at their start, of the units that a record speaks of."""
     units = _allocation(record).units
-    return allocate(torch.tensor(start), units, record["budget"])
+    return allocate(torch.tensor(start), units, budget=record["budget"])
 
 
 def _start(stage: str, budget: float, records: Records) -> list[float] | None:

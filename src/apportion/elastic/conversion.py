@@ -1,0 +1,161 @@
+"""Conversion: a fine-tuned classifier gets a knob without being trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from apportion.data.task import Split, Task
+from apportion.data.tokenizer import Words
+from apportion.elastic.elastic import Elastic, plain_of
+from apportion.elastic.repairing import repair
+from apportion.elastic.scoring import SOURCES, Scored, nest
+from apportion.method.units import UNITS
+from apportion.models.labels import class_names, first_few
+from apportion.models.sites import largest_block
+
+_LENGTH = 128  # tokens of a plain text that are read, if nobody says
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A model with a knob, and the facts: its units' scores, and what the repair chose and took."""
+
+    model: Elastic
+    facts: Mapping[str, Any]
+
+
+def convert(
+    model: nn.Module,
+    texts: Task | Split | Sequence[str],
+    *,
+    labels: Sequence[int | str] | None = None,
+    tokenizer: Any = None,
+    held_out: Split | int | None = None,
+    length: int | None = None,
+    units: str = "all",
+    score: str | Callable[[Elastic], Scored] = "squared-gradient",
+    nested: bool = True,
+    repaired: bool = True,
+    progress: Callable[[str, int, int], None] | None = None,
+    **settings: Any,
+) -> Converted:
+    """A fine-tuned classifier with a knob: its units in the order of a score, then repaired.
+
+    `texts` are training rows: a task, a split, or plain texts with their `labels` (names or numbers
+    of the model's classes) and its `tokenizer`. `held_out` rows, or so many of the last ones, say
+    how far the repair is trusted; a task has its validation rows for that. `settings` are those of
+    `repair`. Without `nested`, gates of their own open the units in that order, and nothing moves.
+    `progress` is told what is done, how much of it, and how much there is. The given model is left
+    alone.
+    """
+    if units not in UNITS:
+        raise ValueError(f"units are one of {', '.join(UNITS)}, not {units!r}")
+    if isinstance(score, str) and score not in SOURCES:
+        raise ValueError(f"a score is one of {', '.join(SOURCES)}, not {score!r}")
+    plain = plain_of(model)
+    if not isinstance(texts, Task | Split):
+        texts = _encoded(plain, texts, labels, tokenizer, length)
+    elif labels is not None or tokenizer is not None:
+        raise ValueError(f"a {type(texts).__name__} has its own labels, and is encoded already")
+    task, held_out = _task_of(texts, held_out, length)
+    elastic = Elastic(plain, UNITS[units], length=task.length, block=largest_block(plain))
+
+    def scored_by(elastic: Elastic) -> Scored:
+        if callable(score):
+            return score(elastic)
+        return SOURCES[score](elastic, task, 0, None, _telling(progress, "scoring"))
+
+    if nested:
+        elastic, scored = nest(elastic, scored_by)
+    else:
+        scored = scored_by(elastic)
+        elastic.gates.order_by(scored.scores)
+        elastic.made_for("hard")
+    facts = {"scores": [float(f"{one:.6g}") for one in scored.scores.tolist()], **scored.facts}
+    if repaired:
+        settings["progress"] = _telling(progress, "repair")
+        elastic, chosen = repair(elastic, task.train, held_out=held_out, **settings)
+        facts |= chosen
+    elif settings:
+        raise ValueError(f"{', '.join(settings)} are settings of a repair, and there is none")
+    return Converted(elastic.eval(), facts)
+
+
+def _task_of(
+    rows: Task | Split, held_out: Split | int | None, length: int | None
+) -> tuple[Task, Split | None]:
+    """The rows as a task, and those that the repair may not fit to, if they are named."""
+    if isinstance(rows, Task):
+        if isinstance(held_out, int):
+            raise ValueError("held_out as a number is of a split; a task has validation rows")
+        held_out = rows.validation if held_out is None else held_out
+        return replace(rows, validation=held_out, length=length or rows.length), held_out
+    if isinstance(held_out, int):
+        if not 0 < held_out < len(rows):
+            raise ValueError(f"held_out is 1 to {len(rows) - 1} of the rows, not {held_out}")
+        order = torch.arange(len(rows))
+        rows, held_out = rows.take(order[:-held_out]), rows.take(order[-held_out:])
+    width = next(iter(rows.inputs.values())).shape[1]
+    others = rows if held_out is None else held_out
+    task = Task(
+        name="given",
+        train=rows,
+        validation=others,
+        test=others,
+        classes=(),
+        vocabulary=0,
+        length=length or width,
+        spec={},
+    )
+    return task, held_out
+
+
+def _encoded(
+    model: nn.Module,
+    texts: Sequence[str],
+    labels: Sequence[int | str] | None,
+    tokenizer: Any,
+    length: int | None,
+) -> Split:
+    """Plain texts as rows of a model's inputs."""
+    if isinstance(texts, str):
+        raise ValueError("texts are several; give a list of them")
+    if tokenizer is None:
+        raise ValueError("plain texts need the model's tokenizer: tokenizer=…")
+    if labels is None or len(labels) != len(texts):
+        given = "none" if labels is None else f"{len(labels):,}"
+        raise ValueError(
+            f"units are scored by the loss, so {len(texts):,} texts need as many labels: "
+            f"labels=[…], not {given}"
+        )
+    if not isinstance(tokenizer, Words):
+        longest = min(_LENGTH, int(getattr(tokenizer, "model_max_length", _LENGTH)))
+        tokenizer = Words.of(tokenizer, length or longest)
+    inputs = tokenizer.pad(tokenizer.encode(texts), tokenizer.length)
+    return Split(inputs, _numbers(model, labels), tuple(texts))
+
+
+def _numbers(model: nn.Module, labels: Sequence[int | str]) -> Tensor:
+    """The number of each label among a model's outputs [rows]."""
+    config: Any = model.config
+    names = class_names(config) or [str(number) for number in range(config.classes)]
+    known: dict[int | str, int] = {name: number for number, name in enumerate(names)}
+    known |= {number: number for number in range(len(names))}
+    unknown = [label for label in labels if label not in known]
+    if unknown:
+        raise ValueError(
+            f"label {unknown[0]!r} is none of the model's classes: {first_few(names)}, "
+            f"or 0 to {len(names) - 1}"
+        )
+    return torch.tensor([known[label] for label in labels])
+
+
+def _telling(
+    progress: Callable[[str, int, int], None] | None, what: str
+) -> Callable[[int, int], None]:
+    return lambda done, of: progress(what, done, of) if progress else None

@@ -1,0 +1,280 @@
+"""Presets: the experiments that `apportion train` and `apportion convert` write and run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from apportion.data.sources import Source, read_source
+from apportion.data.text import Drawn, Text, classes_of, draw
+from apportion.elastic.checkpoint import Checkpoint, save
+from apportion.models.hub import load_model, load_words, weights_files_digest
+from apportion.study.experiment import BUDGETS, Experiment, experiment_of
+from apportion.study.production import produce
+from apportion.study.report.page import write_page
+from apportion.training.course import Kind, steps
+
+
+@dataclass(frozen=True)
+class Preset:
+    """An experiment as the tables of its file, with what people should know of it."""
+
+    command: str
+    tables: dict[str, Any]
+    reasons: Mapping[str, str]  # of a stage, by its method
+    warning: str = ""
+
+    def experiment(self) -> Experiment:
+        """The experiment that the tables describe."""
+        return experiment_of(self.tables)
+
+    def to_toml(self) -> str:
+        """The file for `apportion run`, with comments."""
+        document = tomlkit.document()
+        says = f"Written by `apportion {self.command}`; `apportion run` takes it too."
+        document.add(tomlkit.comment(says))
+        for name, value in self.tables.items():
+            if name != "stage":
+                document.add(name, tomlkit.item(value))
+        if "data" in self.tables["task"]:
+            document["task"]["digest"].comment("of its rows: other rows are not taken")
+        stages = tomlkit.aot()
+        for entry in self.tables["stage"]:
+            stage = tomlkit.table()
+            for line in self.reasons.get(entry["method"], "").splitlines():
+                stage.add(tomlkit.comment(line))
+            stage.update(entry)
+            stages.append(stage)
+        document.add("stage", stages)
+        return tomlkit.dumps(document)
+
+
+def deliver(plan: Experiment, have: Sequence[Mapping[str, Any]], into: Path) -> Checkpoint:
+    """The last model of an experiment, written with what was measured on it, and the report."""
+    last = plan.stages[-1]
+    made = produce(last, into / "stages")
+    measured = [dict(r) for r in have if (r["kind"], r["stage"]) == ("point", last.key)]
+    checkpoint = replace(made, notes={**made.notes, "measured": measured})
+    save(checkpoint, into / "checkpoint")
+    write_page(plan, list(have), into / "report.html")
+    return checkpoint
+
+
+def conversion_preset(
+    model: str,
+    data: str,
+    *,
+    text: Sequence[str] = ("text",),
+    label: str = "label",
+    length: int = 128,
+    rows: int,
+    held_out: int,
+    units: str = "all",
+    data_seed: int = 1,
+) -> Preset:
+    """A knob for a fine-tuned model, and at most so many rows to make and to measure it with."""
+    source = read_source(data, text, label)
+    spec = Text(data, text=tuple(text), label=label, length=length, seed=data_seed)
+    spec = _at_most(spec, source, rows, held_out)
+    drawn = draw(spec, source)
+    tables = {
+        "name": "experiment",
+        "title": _title(data),
+        "budgets": [0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875],
+        "units": units,
+        "task": _text_table(spec, drawn),
+        "model": model_table(model, length, classes_of(source), trained=True),
+        "seeds": {"data": [data_seed], "optimisation": [7]},
+        "timing": {
+            "budgets": [0.125, 0.25, 0.5, 0.75],
+            "batch": 8,
+            "rows": 16,
+            "repeats": 5,
+            "forms": ["fused", "skip", "cut"],
+            "predictions": False,
+        },
+        "stage": [
+            {"method": "dense", "given": True},
+            {"method": "converted", "from": "dense", **_ORDERED, "latency": True},
+        ],
+    }
+    why = "Units in the order of a score; what stays makes up for what a budget switches off."
+    return Preset("convert", tables, {"converted": why}, "" if source.test else _NO_TEST_ROWS)
+
+
+def training_preset(
+    data: str | None,
+    pretrained: str | None,
+    *,
+    text: Sequence[str] = ("text",),
+    label: str = "label",
+    length: int | None = None,
+    rows: int | None = None,
+    held_out: int | None = None,
+    shape: Mapping[str, int] | None = None,
+    epochs: int | None = None,
+    budgeted_epochs: int | None = None,
+    lam: float | None = None,
+    beta: float | None = None,
+    units: str = "heads",
+    seed: int = 7,
+    data_seed: int = 1,
+) -> Preset:
+    """A dense start, then budgets: on texts, or on marked tokens where there is no data.
+
+    A pretrained model or an encoder of our own is the start; numbers that are not given are those
+    of the kind of task and model.
+    """
+    kind: Kind = ("pretrained" if pretrained else "text") if data else "marked"
+    if length is None:
+        length = 32 if kind == "marked" else 128
+    if data is None:
+        count = 4096 if rows is None else rows
+        others = max(2, count // 4) if held_out is None else held_out
+        title = f"Marked tokens, length {length}"
+        task: dict[str, Any] = {"kind": "marked", "length": length}
+        task |= {"distractors": max(1, length // 8)}
+        task |= {"train": count, "validation": others, "test": others}
+    else:
+        spec = Text(data, text=tuple(text), label=label, length=length, seed=data_seed)
+        spec = replace(spec, train=rows, validation=held_out, test=held_out)
+        drawn = draw(spec, read_source(data, text, label))
+        title, task = _title(data), _text_table(spec, drawn)
+    if pretrained and data:
+        model = model_table(pretrained, length, drawn.classes)
+    else:
+        model = {**_SHAPES[kind], **(shape or {})}
+    dense, nested = (
+        {"recipe": step.pop("name"), **step}
+        for step in steps(kind, task["train"], epochs=epochs, nested_epochs=budgeted_epochs)
+    )
+    start = {"method": "dense", **dense}
+    if units == "all":
+        stages, timing = _nested(kind, nested)
+        reasons = _NESTED_REASONS | ({} if kind == "pretrained" else {"nested": _OWN_NUMBERS})
+    else:
+        weights = {"lam": lam, "beta": beta}
+        given = {name: value for name, value in weights.items() if value is not None}
+        stages, timing = _gated(kind, {"epochs": nested["epochs"], **_WEIGHTS[kind], **given})
+        reasons = _GATED_REASONS
+    command = {"marked": "train", "text": "train --data", "pretrained": "train --model"}[kind]
+    tables = {
+        "name": "experiment",
+        "title": title,
+        "budgets": list(BUDGETS[units]),
+        "units": units,
+        "task": task,
+        "model": model,
+        "seeds": {"data": [data_seed], "optimisation": [seed]},
+        **({"timing": timing} if timing else {}),
+        "stage": [start, *stages],
+    }
+    return Preset(command, tables, reasons)
+
+
+def model_table(
+    name: str, length: int, classes: Sequence[str], *, trained: bool = False
+) -> dict[str, Any]:
+    """What the file says of a pretrained model; loads it, so that a bad one is found now."""
+    load_words(name, length)
+    load_model(name, classes, seed=0, trained=trained)
+    digest = weights_files_digest(name)
+    return {"pretrained": name, **({"digest": digest} if digest else {})}
+
+
+_ORDERED = {"score": "squared-gradient", "nested": True, "repair": True}
+_NO_TEST_ROWS = (
+    "there are no test rows: budgets are measured on training rows, and if the model was trained "
+    "on those, it does better on them than it would on others"
+)
+_GATED_REASONS = {
+    "gradient": "Gates start in the order of a score, and learn from the dense model."
+}
+_NESTED_REASONS = {
+    "repaired": "Heads and feed-forward blocks in one order, by a score; what stays makes up for "
+    "what is switched off.",
+    "nested": "All budgets learn from the dense model, several of them in each step: the recipe, "
+    "the budgets and the\ntiming of the study on AG News (experiments/elastic-ag-news.toml).",
+}
+_OWN_NUMBERS = (
+    "All budgets learn from the dense model, several of them in each step. Numbers of an encoder "
+    "of our\nown; no study was made of it."
+)
+_SHAPES: dict[Kind, dict[str, Any]] = {
+    "marked": {"layers": 2, "heads": 8, "hidden": 64, "feedforward": 128},
+    "text": {
+        **{"layers": 4, "heads": 4, "hidden": 64, "feedforward": 256},
+        **{"pool": "mean", "dropout": 0.3},
+    },
+}
+_WEIGHTS: dict[Kind, dict[str, float]] = {
+    "marked": {"lam": 0.05, "beta": 4.0},
+    "text": {"lam": 0.02, "beta": 2.0},
+    "pretrained": {"lam": 0.02, "beta": 2.0},
+}
+
+
+def _nested(kind: Kind, nested: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The stages after the dense one that train one order of all units, and their timing."""
+    stages = [
+        {"method": "repaired", "from": "dense", **_ORDERED},
+        {"method": "nested", "from": "repaired", "teacher": "dense", **nested},
+    ]
+    stages[-1] |= {"sweep": False, "latency": True}
+    timing: dict[str, Any] = {"budgets": [0.125, 0.25, 0.375, 0.5, 0.75], "forms": ["skip", "cut"]}
+    if kind == "pretrained":
+        timing |= {"batch": 8, "rows": 16, "repeats": 11, "single": True, "short": 32}
+        timing |= {"forms": ["fused", "skip", "cut"], "predictions": False}
+    return stages, timing
+
+
+def _gated(kind: Kind, numbers: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The stages after the dense one that train gates of heads, and their timing."""
+    budgeted = {"method": "budgeted", "from": "dense", "recipe": "budgeted", **numbers}
+    adapted: dict[str, Any] = {"method": "adapted", "from": "budgeted", "teacher": "budgeted"}
+    adapted |= {"recipe": "adapt", "latency": True}
+    if kind == "marked":
+        return [budgeted, adapted], {}
+    budgeted["teacher"] = "dense"
+    if kind == "text":
+        budgeted |= {"lr": 1e-3, "alpha": 0.8, "word_dropout": 0.3}
+        adapted |= {"word_dropout": 0.3}
+        return [budgeted, adapted], {}
+    scored = {"method": "gradient", "from": "dense", "score": "squared-gradient"}
+    shared = {"batch_size": 16, "budgets": [0.1, 1.0]}
+    budgeted |= {"from": "gradient", **shared, "lr": 5e-5, "gate_lr": 5e-2, "warmup": 0.1}
+    budgeted |= {"sweep": False}
+    adapted |= {**shared, "lr": 2e-5, "gate_lr": 0.0}
+    timing = {"batch": 8, "rows": 64, "repeats": 7, "single": True, "forms": ["hard", "cut"]}
+    return [scored, budgeted, adapted], {**timing, "predictions": False}
+
+
+def _title(data: str) -> str:
+    return Path(data).name or data
+
+
+def _text_table(spec: Text, drawn: Drawn) -> dict[str, Any]:
+    """What the file says of some texts: the digest of all rows, and how many are drawn."""
+    return {
+        "kind": "text",
+        "data": spec.data,
+        "digest": drawn.digest,
+        "text": list(spec.text),
+        "label": spec.label,
+        "length": spec.length,
+        **{name: len(rows) for name, rows in drawn.rows.items()},
+    }
+
+
+def _at_most(spec: Text, source: Source, rows: int, held_out: int) -> Text:
+    """A text task with as many rows as asked for, or as there are."""
+    left = len(source.train.rows)
+    taken = []
+    for part in (source.validation, source.test):
+        taken.append(min(held_out, len(part.rows) if part else max(2, left // 10)))
+        left -= 0 if part else taken[-1]
+    return replace(spec, train=min(rows, left), validation=taken[0], test=taken[1])
