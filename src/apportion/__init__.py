@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from apportion.models.surgery import cut
     from apportion.serving.skipping import Skipping
     from apportion.serving.timing import measure
+    from apportion.study.bars import Overview
+    from apportion.study.reproduction import Reproduction, reproduce
     from apportion.training.loop import fit
     from apportion.training.progress import training_bar
     from apportion.training.recipes import Recipe, recipe
@@ -27,7 +29,9 @@ __all__ = [
     "Checkpoint",
     "Elastic",
     "HeadMask",
+    "Overview",
     "Recipe",
+    "Reproduction",
     "Skipping",
     "Units",
     "allocate",
@@ -39,6 +43,7 @@ __all__ = [
     "prune_heads",
     "recipe",
     "repair",
+    "reproduce",
     "save",
     "sweep",
     "training_bar",
@@ -50,7 +55,9 @@ _ROOMS = {
     "Checkpoint": "elastic.checkpoint",
     "Elastic": "elastic.elastic",
     "HeadMask": "elastic.head_mask",
+    "Overview": "study.bars",
     "Recipe": "training.recipes",
+    "Reproduction": "study.reproduction",
     "Skipping": "serving.skipping",
     "Units": "method.units",
     "allocate": "method.allocation",
@@ -62,6 +69,7 @@ _ROOMS = {
     "prune_heads": "elastic.head_mask",
     "recipe": "training.recipes",
     "repair": "elastic.repairing",
+    "reproduce": "study.reproduction",
     "save": "elastic.checkpoint",
     "sweep": "elastic.evaluation",
     "training_bar": "training.progress",

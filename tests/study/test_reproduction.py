@@ -15,15 +15,10 @@ from apportion.data.stand_ins import write_docstrings
 from apportion.elastic.evaluation import SWEEP
 from apportion.study import records
 from apportion.study.bars import Overview
+from apportion.study.driver.work import Piece, Work
 from apportion.study.experiment import current, read_experiment
-from apportion.study.paper import (
-    QUICK,
-    Settings,
-    part_of,
-    read_plan,
-    study_experiment,
-    timing_of,
-)
+from apportion.study.paper import read_plan
+from apportion.study.planning import QUICK, Settings, part_of, study_experiment
 from apportion.study.report.claim_tables import BY_CONSTRUCTION, FAILS, HOLDS
 
 HOME = Path(__file__).parents[2]
@@ -358,9 +353,10 @@ def test_the_overview_knows_what_is_left(plan_file):
     study = read_experiment(plan_file.with_name("small.toml"))
     dense, other = (stage for stage in study.stages_of("dense"))
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    tables = {"Core": {dense.key, other.key, timing_of(dense.key)}, "Done": {"old"}}
-    known = {dense.key: 60.0, timing_of(dense.key): 30.0}
-    overview = Overview(console, tables, {"old"}, known, jobs=2)
+    made, timed, old = Piece(dense.key), Piece(dense.key, timed=True), Piece("old")
+    tables = {"Core": {made, timed, Piece(other.key)}, "Done": {old}}
+    overview = Overview(console)
+    overview.planned(Work(tables, {old}, {made: 60.0, timed: 30.0}, jobs=2))
     assert overview.seconds_left() is None  # nothing is known of the other one
     overview.started(dense, 2)
     console.print(overview._render())
