@@ -111,6 +111,6 @@ def test_commands_speak_where_stderr_is_no_terminal(capsys, tmp_path, monkeypatc
     assert code == 0 and re.search(r"dense · data 1 · seed 7: 1 of 1  epoch 1/1  loss", err)
     made = str(tmp_path / "checkpoint")
     _, _, err = run(capsys, "sweep", made, "-b", "0.5", "-b", "0.75")
-    assert "sweep: 1 of 2" in err
+    assert "sweep: 1 of 4" in err  # two budgets, soft and hard
     _, _, err = run(capsys, "bench", made, "-b", "0.5", "--repeats", "5", "--batch", "4")
     assert "bench: 8 of 8" in err

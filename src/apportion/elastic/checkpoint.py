@@ -97,6 +97,25 @@ class Checkpoint:
             return self.notes.get("classes")
         return class_names(plain.config)
 
+    @property
+    def elastic(self) -> Elastic:
+        """Its model, if that has budgets; else an error."""
+        if not isinstance(self.model, Elastic):
+            raise ValueError(f"a {self.kind} checkpoint has no gates, so it has no budgets")
+        return self.model
+
+    def cut(self, budget: float, floor: int | None = None) -> Checkpoint:
+        """The smaller plain model that a budget buys, with the notes that are true of it."""
+        model = self.elastic
+        floor = model.floor if floor is None else floor
+        kept = model.allocation(budget, floor)
+        notes = {**self.notes, "cut": {"budget": budget, "floor": floor, "cost": kept.cost}}
+        if "measured" in notes:
+            # Other units stay with another floor than it was measured with.
+            points = notes["measured"] if floor == model.floor else []
+            notes["measured"] = [p for p in points if p["budget"] == budget and p["form"] != "soft"]
+        return Checkpoint(model.cut(budget, floor), notes, kept, self.words)
+
 
 def save(
     checkpoint: Checkpoint | nn.Module, folder: str | Path, self_contained: bool = False

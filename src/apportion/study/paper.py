@@ -85,6 +85,11 @@ class Plan:
         return tuple(table for table in self.tables if not names or table.name in names)
 
     @property
+    def results(self) -> Path:
+        """The folder of the plan's own records."""
+        return self.folder / "results"
+
+    @property
     def models(self) -> tuple[str, ...]:
         """The names of the pretrained models that its studies take from folders."""
         return tuple(dict.fromkeys(study.model for study in self.studies if study.model))
@@ -142,15 +147,9 @@ def _plan(data: dict[str, Any], folder: Path) -> Plan:
         tables.append(PaperTable(**values, claims=tuple(claims)))
     if len({table.name for table in tables}) < len(tables):
         raise ValueError("two of the tables have the same name")
-    return Plan(
-        title=data["title"],
-        source=data["source"],
-        machine=data["machine"],
-        folder=folder,
-        studies=tuple(studies),
-        tables=tuple(tables),
-        texts=texts,
-    )
+    facts = {name: data[name] for name in ("title", "source", "machine")}
+    lists = {"studies": tuple(studies), "tables": tuple(tables), "texts": texts}
+    return Plan(folder=folder, **facts, **lists)
 
 
 def _frozen(value: Any) -> Any:

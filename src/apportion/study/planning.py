@@ -262,7 +262,7 @@ def work_of(
         left = {Piece(s.key) for s in to_run} | {Piece(s.key, timed=True) for s in to_time}
         done |= everything - left
         if left:
-            expected |= expected_seconds(plan, study)
+            expected |= seconds_of_pieces(records.read(plan.results / f"{study.name}.jsonl"))
         of_tables = {
             table.title: pieces_of(stages_of(table, experiment))
             for table in tables
@@ -275,9 +275,8 @@ def work_of(
     return Work(pieces, done, expected, jobs)
 
 
-def expected_seconds(plan: Plan, study: Study) -> dict[Piece, float]:
-    """Seconds of each piece of work that the plan's own records of a study have."""
-    have = records.read(plan.folder / "results" / f"{study.name}.jsonl")
+def seconds_of_pieces(have: Iterable[Mapping[str, Any]]) -> dict[Piece, float]:
+    """How long each piece of work took, where records say it."""
     return {
         Piece(record["stage"], timed=record["kind"] == "timing"): seconds_of(record)
         for record in have

@@ -10,12 +10,12 @@ from apportion.study.paper import PaperTable, Plan
 from apportion.study.planning import (
     Rerun,
     Settings,
-    expected_seconds,
     lacking_extras,
     part_of,
+    plan_reruns,
     seconds_of,
+    seconds_of_pieces,
     stages_of,
-    study_experiment,
 )
 from apportion.study.report.claim_tables import (
     BY_CONSTRUCTION,
@@ -58,11 +58,7 @@ def sections_of(
     tables: Sequence[PaperTable], reruns: Mapping[str, Rerun], *, quick: bool = False
 ) -> list[Section]:
     """What some tables of the paper show, from the records that are there."""
-    shown = {
-        name: _shown(rerun, quick)
-        for name, rerun in reruns.items()
-        if any(table.study == name for table in tables)
-    }
+    shown = {name: _shown(rerun, quick) for name, rerun in reruns.items()}
     sections = []
     for table in tables:
         rerun = reruns[table.study]
@@ -238,23 +234,20 @@ def stage_table(studies: Mapping[str, Rerun]) -> Table:
 def list_table(plan: Plan, names: Sequence[str] = (), *, hub: bool = False) -> Table:
     """What each table needs, and how long it took where the plan's own records were made."""
     settings = Settings(hub=hub)
-    tables = plan.choose(names)
-    studies = {table.study: plan.study(table.study) for table in tables}
-    experiments = {n: study_experiment(plan, s, settings) for n, s in studies.items()}
-    seconds = {name: expected_seconds(plan, study) for name, study in studies.items()}
+    reruns = plan_reruns(plan, settings, names=names, results=plan.results)
     rows = []
-    for table in tables:
-        study, took = studies[table.study], seconds[table.study]
-        experiment = experiments[table.study]
-        part = part_of(experiment, table.methods_in(experiment))
-        needs = [*settings.lacks(study), *lacking_extras(part)]
+    for table in plan.choose(names):
+        rerun = reruns[table.study]
+        part = part_of(rerun.experiment, table.methods_in(rerun.experiment))
+        needs = [*settings.lacks(rerun.study), *lacking_extras(part)]
+        took = seconds_of_pieces(rerun.records)
         known = all(Piece(stage.key) in took for stage in part.stages)
         minutes = sum(took.get(piece, 0.0) for piece in pieces_of(part.stages)) / 60
         rows.append(
             (
                 table.name,
                 table.title,
-                settings.file(study),
+                rerun.file,
                 ", ".join(needs) or "–",
                 str(len(part.stages)),
                 f"{minutes:.0f}" if known else "–",
