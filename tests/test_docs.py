@@ -19,8 +19,8 @@ from apportion.study.experiment import current, read_experiment
 from apportion.study.paper import read_plan
 from apportion.study.planning import Settings, plan_reruns
 from apportion.study.report.markdown import fill
-from apportion.study.report.paper_page import markdown
-from apportion.study.report.paper_tables import reproduction_tables, sections_of
+from apportion.study.report.paper_page import Reproduction, markdown
+from apportion.study.report.paper_tables import sections_of
 from apportion.study.report.study_tables import study_tables
 
 HOME = Path(__file__).parent.parent
@@ -52,12 +52,12 @@ def test_the_reproduction_is_the_one_that_the_records_give():
     plan = read_plan(PLAN)
     reruns = plan_reruns(plan, Settings(), results=plan.folder / "results")
     sections = sections_of(plan.tables, reruns)
-    tables = reproduction_tables(sections)
+    made = Reproduction(plan, sections, out=HOME)
     report = (HOME / "docs" / "paper-tables.md").read_text(encoding="utf-8")
-    assert markdown(plan, sections, tables=tables) == report, "run `make docs`"
+    assert markdown(made) == report, "run `make docs`"
     for page in (HOME / "README.md", HOME / "docs" / "reproduce.md"):
         text = page.read_text(encoding="utf-8")
-        assert fill(text, "paper", tables) == text, "run `make docs`"
+        assert fill(text, "paper", made.tables) == text, "run `make docs`"
 
 
 def test_every_study_has_all_its_records():

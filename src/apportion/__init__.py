@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from apportion.serving.skipping import Skipping
     from apportion.serving.timing import measure
     from apportion.study.bars import Overview
-    from apportion.study.reproduction import Reproduction, reproduce
+    from apportion.study.report.paper_page import Reproduction
+    from apportion.study.reproduction import reproduce
     from apportion.training.loop import fit
     from apportion.training.progress import training_bar
     from apportion.training.recipes import Recipe, recipe
@@ -57,7 +58,7 @@ _ROOMS = {
     "HeadMask": "elastic.head_mask",
     "Overview": "study.bars",
     "Recipe": "training.recipes",
-    "Reproduction": "study.reproduction",
+    "Reproduction": "study.report.paper_page",
     "Skipping": "serving.skipping",
     "Units": "method.units",
     "allocate": "method.allocation",

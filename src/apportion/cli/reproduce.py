@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -98,8 +99,8 @@ def reproduce(
                 file,
                 quick=quick,
                 hub=hub,
-                data=dict(word.partition("=")[::2] for word in data or ()),
-                models=dict(word.partition("=")[::2] for word in models or ()),
+                data=_folders("--data", data or ()),
+                models=_folders("--model", models or ()),
                 device=device,
                 out=into,
                 results=results,
@@ -118,3 +119,13 @@ def reproduce(
     err.print(f"report: {made.page}\n        {made.markdown}", highlight=False)
     if made.failed:
         raise typer.Exit(1)
+
+
+def _folders(option: str, words: Iterable[str]) -> dict[str, str]:
+    folders = {}
+    for word in words:
+        name, _, folder = word.partition("=")
+        if not folder:
+            raise ValueError(f"{option} takes {name}=FOLDER, not {word!r}")
+        folders[name] = folder
+    return folders

@@ -84,16 +84,6 @@ class Plan:
             raise ValueError(f"there is no table {unknown[0]!r}; there are {', '.join(known)}")
         return tuple(table for table in self.tables if not names or table.name in names)
 
-    @property
-    def results(self) -> Path:
-        """The folder of the plan's own records."""
-        return self.folder / "results"
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The names of the pretrained models that its studies take from folders."""
-        return tuple(dict.fromkeys(study.model for study in self.studies if study.model))
-
     def study(self, name: str) -> Study:
         """The study of a table."""
         return next(study for study in self.studies if study.name == name)
@@ -148,8 +138,7 @@ def _plan(data: dict[str, Any], folder: Path) -> Plan:
     if len({table.name for table in tables}) < len(tables):
         raise ValueError("two of the tables have the same name")
     facts = {name: data[name] for name in ("title", "source", "machine")}
-    lists = {"studies": tuple(studies), "tables": tuple(tables), "texts": texts}
-    return Plan(folder=folder, **facts, **lists)
+    return Plan(folder=folder, studies=tuple(studies), tables=tuple(tables), texts=texts, **facts)
 
 
 def _frozen(value: Any) -> Any:

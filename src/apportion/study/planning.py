@@ -90,41 +90,25 @@ class Rerun:
         return replace(self, records=current(self.experiment, have))
 
 
-def settings_of(
-    plan: Plan,
-    names: str | Sequence[str] = (),
-    *,
-    quick: bool = False,
-    hub: bool = False,
-    device: str = "cpu",
-    data: Mapping[str, str | Path] | None = None,
-    models: Mapping[str, str | Path] | None = None,
-    out: Path,
+def check_settings(
+    plan: Plan, settings: Settings, *, names: str | Sequence[str], out: Path
 ) -> Settings:
-    """How the tables of these names are run, checked against the plan.
+    """The settings, checked against the plan, with digests and stand-ins for the named tables.
 
     Where a quick run has no texts, stand-ins are to be written to a folder inside `out`.
     """
-    if quick and hub:
+    if settings.quick and settings.hub:
         raise ValueError("--quick runs on what is here, --hub downloads: choose one of them")
-    _check_device(device)
-    texts = _folders("--data", data or {}, plan.texts)
-    wanted = {plan.study(table.study).data for table in plan.choose(names)}
-    return Settings(
-        quick=quick,
-        hub=hub,
-        device=device,
-        data=texts,
-        digests={
-            name: read_source(str(folder), ("text",), "label").digest()
-            for name, folder in texts.items()
-        },
-        models=_folders("--model", models or {}, plan.models),
-        stand_ins={
-            name: out / "data" / name
-            for name in plan.texts
-            if quick and name in wanted and name not in texts
-        },
+    _check_device(settings.device)
+    _check_folders("--data", settings.data, plan.texts)
+    _check_folders("--model", settings.models, {s.model for s in plan.studies if s.model})
+    sources = {n: read_source(str(f), ("text",), "label") for n, f in settings.data.items()}
+    wanted = {plan.study(table.study).data for table in plan.choose(names)} - set(sources)
+    stand_ins = [name for name in plan.texts if settings.quick and name in wanted]
+    return replace(
+        settings,
+        digests={name: source.digest() for name, source in sources.items()},
+        stand_ins={name: out / "data" / name for name in stand_ins},
     )
 
 
@@ -138,14 +122,13 @@ def _check_device(device: str) -> None:
         raise ValueError(f"--device {device!r}: there is none here")
 
 
-def _folders(option: str, given: Mapping[str, str | Path], known: Iterable[str]) -> dict[str, Path]:
+def _check_folders(option: str, given: Mapping[str, Path], known: Iterable[str]) -> None:
     for name, folder in given.items():
-        if name not in known or not str(folder):
+        if name not in known:
             wanted = " or ".join(f"{one}=FOLDER" for one in sorted(known))
             raise ValueError(f"{option} takes {wanted}, not '{name}={folder}'")
-        if not Path(folder).is_dir():
+        if not folder.is_dir():
             raise ValueError(f"{option} {name}: there is no folder {folder}")
-    return {name: Path(folder) for name, folder in given.items()}
 
 
 def plan_reruns(
@@ -262,7 +245,9 @@ def work_of(
         left = {Piece(s.key) for s in to_run} | {Piece(s.key, timed=True) for s in to_time}
         done |= everything - left
         if left:
-            expected |= seconds_of_pieces(records.read(plan.results / f"{study.name}.jsonl"))
+            expected |= seconds_of_pieces(
+                records.read(plan.folder / "results" / f"{study.name}.jsonl")
+            )
         of_tables = {
             table.title: pieces_of(stages_of(table, experiment))
             for table in tables

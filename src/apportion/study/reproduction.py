@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -15,47 +14,18 @@ from apportion.files import holding
 from apportion.study.bars import Overview
 from apportion.study.driver import local_driver as driver
 from apportion.study.paper import Plan, read_plan
-from apportion.study.planning import QUICK, Rerun, plan_reruns, settings_of, work_of
-from apportion.study.report.claim_tables import count_verdicts
-from apportion.study.report.paper_page import write_report
-from apportion.study.report.paper_tables import Section, reproduction_tables, sections_of
-from apportion.study.report.tables import Table
+from apportion.study.planning import (
+    QUICK,
+    Rerun,
+    Settings,
+    check_settings,
+    plan_reruns,
+    work_of,
+)
+from apportion.study.report.paper_page import Reproduction, write_report
+from apportion.study.report.paper_tables import sections_of
 
 PLAN = Path("experiments") / "paper.toml"
-
-
-@dataclass(frozen=True)
-class Reproduction:
-    """The paper's tables beside what came out here, with verdicts, and where the report is."""
-
-    sections: tuple[Section, ...]  # one per table of the paper
-    tables: tuple[Table, ...]  # of all sections together: verdicts, claims, coverage, time
-    page: Path
-    markdown: Path
-    quick: bool = False  # reduced to minutes: no evidence
-    failed: Mapping[str, str] = field(default_factory=dict)  # studies that stopped, and why
-
-    @property
-    def verdicts(self) -> dict[str, int]:
-        """How many claims have each verdict."""
-        return count_verdicts([section.claims for section in self.sections])
-
-    @property
-    def verdict_table(self) -> Table:
-        """How many claims hold, table by table; marked if that is no evidence."""
-        table = self.tables[0]
-        if self.quick:
-            table = replace(table, name=f"quick {table.name}", title=f"{table.title} (quick)")
-        return table
-
-    @property
-    def incomplete(self) -> dict[str, list[str]]:
-        """The names of the tables whose records are not all there, by their study."""
-        names: dict[str, list[str]] = {}
-        for section in self.sections:
-            if section.done < section.stages:
-                names.setdefault(section.table.study, []).append(section.table.name)
-        return names
 
 
 def reproduce(
@@ -87,9 +57,8 @@ def reproduce(
     plan = plan if isinstance(plan, Plan) else read_plan(Path(plan))
     out = Path(out) if out else _default_place(quick, hub, device)
     results, runs = Path(results or out / "results"), Path(runs or out / "stages")
-    settings = settings_of(
-        plan, tables, quick=quick, hub=hub, device=device, data=data, models=models, out=out
-    )
+    settings = Settings(quick, hub, device, data=_paths(data), models=_paths(models))
+    settings = check_settings(plan, settings, names=tables, out=out)
     chosen = plan.choose(tables)
     reruns = plan_reruns(plan, settings, names=tables, results=results)
     failed: dict[str, str] = {}
@@ -109,9 +78,11 @@ def reproduce(
             failed = _run(todo, runs=runs, results=results, jobs=jobs, watcher=watcher)
         reruns = {name: rerun.with_records(results) for name, rerun in reruns.items()}
     sections = sections_of(chosen, reruns, quick=quick)
-    of_all = reproduction_tables(sections)
-    page, markdown = write_report(plan, sections, tables=of_all, folder=out, quick=quick)
-    return Reproduction(tuple(sections), tuple(of_all), page, markdown, quick, failed)
+    return write_report(Reproduction(plan, sections, out, quick, failed))
+
+
+def _paths(folders: Mapping[str, str | Path] | None) -> dict[str, Path]:
+    return {name: Path(folder) for name, folder in (folders or {}).items()}
 
 
 def _default_place(quick: bool, hub: bool, device: str) -> Path:

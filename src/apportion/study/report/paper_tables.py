@@ -234,7 +234,7 @@ def stage_table(studies: Mapping[str, Rerun]) -> Table:
 def list_table(plan: Plan, names: Sequence[str] = (), *, hub: bool = False) -> Table:
     """What each table needs, and how long it took where the plan's own records were made."""
     settings = Settings(hub=hub)
-    reruns = plan_reruns(plan, settings, names=names, results=plan.results)
+    reruns = plan_reruns(plan, settings, names=names, results=plan.folder / "results")
     rows = []
     for table in plan.choose(names):
         rerun = reruns[table.study]
