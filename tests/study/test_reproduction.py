@@ -325,6 +325,15 @@ def test_a_study_that_fails_leaves_the_others_to_run(plan_file, tmp_path, monkey
     assert "random · data 1 · seed 7: done" in err  # of the other study
 
 
+def test_a_run_that_is_stopped_says_how_to_go_on(plan_file, tmp_path, monkeypatch, capsys):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver, "run", stopped)
+    code, out, err = reproduce(capsys, plan_file, tmp_path, "core", "--quick")
+    assert (code, out) == (130, "") and "the same command goes on where it was" in err
+
+
 def test_files_are_parsed_and_tables_built_once_a_run(plan_file, tmp_path, monkeypatch):
     """Also with texts of one's own, which are compared with those that the file names."""
     write_docstrings(tmp_path / "news", ["rich", "typer"], train=60, test=20)

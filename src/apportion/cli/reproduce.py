@@ -93,22 +93,21 @@ def reproduce(
         show([list_table(read_plan(file), names or (), hub=hub)], as_json)
         return
     try:
-        with Overview(err) as overview:
-            made = run_reproduce(
-                names or (),
-                file,
-                quick=quick,
-                hub=hub,
-                data=_folders("--data", data or ()),
-                models=_folders("--model", models or ()),
-                device=device,
-                out=into,
-                results=results,
-                runs=runs,
-                jobs=jobs,
-                report_only=report_only,
-                watcher=overview,
-            )
+        made = run_reproduce(
+            names or (),
+            file,
+            quick=quick,
+            hub=hub,
+            data=_folders("--data", data or ()),
+            models=_folders("--model", models or ()),
+            device=device,
+            out=into,
+            results=results,
+            runs=runs,
+            jobs=jobs,
+            report_only=report_only,
+            watcher=Overview(err),
+        )
     except KeyboardInterrupt:
         err.print("stopped; the same command goes on where it was")
         raise typer.Exit(130) from None

@@ -59,8 +59,8 @@ class Bars:
 class Overview(Bars):
     """A watcher of `reproduce`: every table with what is done, running, to come, and time left.
 
-    `with Overview() as overview: reproduce(…, watcher=overview)`. A piece of work that took no
-    known time elsewhere is expected to take as long as those that have been run so far.
+    `reproduce(…, watcher=Overview())`. A piece of work that took no known time elsewhere is
+    expected to take as long as those that have been run so far.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -73,17 +73,17 @@ class Overview(Bars):
         self.live = Live(console=self.console, get_renderable=self._render, refresh_per_second=2)
 
     def __enter__(self) -> Overview:
-        return self  # there is nothing to show before `planned`
+        if self.console.is_terminal:
+            self.live.start()
+        return self
 
     def __exit__(self, *error: object) -> None:
         self.live.stop()
 
     def planned(self, work: Work) -> None:
-        """What there is to do is known, and is about to begin."""
+        """What there is to do, before any of it begins."""
         self.work, self.done = work, set(work.done)
         self.wanted = {piece for pieces in work.tables.values() for piece in pieces}
-        if self.console.is_terminal:
-            self.live.start()
 
     def warned(self, message: str) -> None:
         """Something that people should know: a study is left out, or failed."""

@@ -75,7 +75,8 @@ def reproduce(
             todo = _left_to_do(reruns.values(), watcher)
             can_run = [rerun for rerun in reruns.values() if not rerun.lacks]
             watcher.planned(work_of(plan, can_run, tables=chosen, jobs=jobs))
-            failed = _run(todo, runs=runs, results=results, jobs=jobs, watcher=watcher)
+            with watcher:
+                failed = _run(todo, runs=runs, results=results, jobs=jobs, watcher=watcher)
         reruns = {name: rerun.with_records(results) for name, rerun in reruns.items()}
     sections = sections_of(chosen, reruns, quick=quick)
     return write_report(Reproduction(plan, sections, out, quick, failed))
