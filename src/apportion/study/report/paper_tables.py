@@ -64,6 +64,7 @@ def sections_of(
         rerun = reruns[table.study]
         by_name, pictures = shown[table.study]
         stages = stages_of(table, rerun.experiment)
+        ended = [record for record in rerun.records if record["kind"] == "stage"]
         sections.append(
             Section(
                 table,
@@ -71,7 +72,7 @@ def sections_of(
                 claim_table(table, rerun.experiment, rerun.records),
                 (*_printed(table), *(by_name[name] for name in table.shows if name in by_name)),
                 tuple(pictures[name] for name in table.figures if name in pictures),
-                sum(is_done(stage, rerun.records) for stage in stages),
+                sum(is_done(stage, ended) for stage in stages),
                 len(stages),
             )
         )
