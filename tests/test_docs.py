@@ -16,9 +16,11 @@ from apportion.cli.running import results_of
 from apportion.study import records
 from apportion.study.driver.local_driver import unfinished
 from apportion.study.experiment import current, read_experiment
-from apportion.study.paper import Settings, read_plan, study_experiment
+from apportion.study.paper import read_plan
+from apportion.study.planning import Settings, plan_reruns
 from apportion.study.report.markdown import fill
-from apportion.study.report.paper_tables import Ran, markdown, reproduction_tables, sections_of
+from apportion.study.report.paper_page import Reproduction, markdown
+from apportion.study.report.paper_tables import sections_of
 from apportion.study.report.study_tables import study_tables
 
 HOME = Path(__file__).parent.parent
@@ -48,19 +50,14 @@ def test_every_marked_table_is_of_a_study_that_exists():
 
 def test_the_reproduction_is_the_one_that_the_records_give():
     plan = read_plan(PLAN)
-    ran = {}
-    for study in plan.studies:
-        experiment = study_experiment(plan, study, Settings())
-        have = current(experiment, records.read(results_of(plan.folder / study.file)))
-        lacks, differs = tuple(Settings().lacks(study)), Settings().differs(plan, study)
-        ran[study.name] = Ran(study, study.file, experiment, have, differs, lacks)
-    sections = sections_of(plan.tables, ran)
+    reruns = plan_reruns(plan, Settings(), results=plan.folder / "results")
+    sections = sections_of(plan.tables, reruns)
+    made = Reproduction(plan, sections, out=HOME)
     report = (HOME / "docs" / "paper-tables.md").read_text(encoding="utf-8")
-    assert markdown(plan, sections, quick=False) == report, "run `make docs`"
-    tables = reproduction_tables(sections)
+    assert markdown(made) == report, "run `make docs`"
     for page in (HOME / "README.md", HOME / "docs" / "reproduce.md"):
         text = page.read_text(encoding="utf-8")
-        assert fill(text, "paper", tables) == text, "run `make docs`"
+        assert fill(text, "paper", made.tables) == text, "run `make docs`"
 
 
 def test_every_study_has_all_its_records():

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from apportion.models.surgery import cut
     from apportion.serving.skipping import Skipping
     from apportion.serving.timing import Latency, measure
+    from apportion.study.bars import Overview
+    from apportion.study.report.paper_page import Reproduction
+    from apportion.study.reproduction import reproduce
     from apportion.training.course import Trained, train
     from apportion.training.loop import Epoch, Fitted, fit
     from apportion.training.progress import Tick, training_bar
@@ -43,8 +46,10 @@ __all__ = [
     "Latency",
     "Marked",
     "Outcome",
+    "Overview",
     "Point",
     "Recipe",
+    "Reproduction",
     "Scored",
     "Skipping",
     "Split",
@@ -65,6 +70,7 @@ __all__ = [
     "prune_heads",
     "recipe",
     "repair",
+    "reproduce",
     "save",
     "sweep",
     "train",
@@ -90,6 +96,9 @@ _ROOMS = {
     "models.surgery": "cut",
     "serving.skipping": "Skipping",
     "serving.timing": "Latency measure",
+    "study.bars": "Overview",
+    "study.report.paper_page": "Reproduction",
+    "study.reproduction": "reproduce",
     "training.course": "Trained train",
     "training.loop": "Epoch Fitted fit",
     "training.progress": "Tick training_bar",

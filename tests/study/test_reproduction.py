@@ -5,25 +5,24 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from commands import run
 from rich.console import Console
 
+import apportion
 from apportion.data.stand_ins import write_docstrings
 from apportion.elastic.evaluation import SWEEP
 from apportion.study import records
 from apportion.study.bars import Overview
-from apportion.study.experiment import current, read_experiment
-from apportion.study.paper import (
-    QUICK,
-    Settings,
-    part_of,
-    read_plan,
-    study_experiment,
-    timing_of,
-)
+from apportion.study.driver import local_driver as driver
+from apportion.study.driver.work import Piece, Work
+from apportion.study.experiment import current, read_experiment, tomllib
+from apportion.study.paper import read_plan
+from apportion.study.planning import QUICK, Settings, part_of, study_experiment
+from apportion.study.report import paper_tables
 from apportion.study.report.claim_tables import BY_CONSTRUCTION, FAILS, HOLDS
 
 HOME = Path(__file__).parents[2]
@@ -277,6 +276,89 @@ def test_a_named_table_runs_what_it_needs_and_no_more(plan_file, tmp_path, capsy
     assert not (tmp_path / "data").exists()  # no texts were asked for
 
 
+def test_reproduce_is_a_function_that_says_nothing(plan_file, tmp_path, capsys):
+    made = apportion.reproduce("core", plan_file, quick=True, out=tmp_path, jobs=1)
+    assert capsys.readouterr() == ("", "")
+    assert [section.table.name for section in made.sections] == ["core"]
+    assert (made.verdicts[HOLDS], made.verdicts[FAILS]) == (1, 1)
+    assert "(quick)" in made.verdict_table.title
+    assert (made.failed, made.incomplete) == ({}, {})
+    assert QUICK in made.page.read_text("utf-8") and QUICK in made.markdown.read_text("utf-8")
+    again = apportion.reproduce("core", plan_file, quick=True, out=tmp_path, report_only=True)
+    assert again.verdicts == made.verdicts
+
+
+def test_a_watcher_hears_of_the_work_and_of_what_is_left_out(plan_file, tmp_path):
+    heard = []
+
+    class Ear(apportion.Overview):
+        def planned(self, work):
+            heard.append(work)
+            raise KeyboardInterrupt  # before anything is trained
+
+        def warned(self, message):
+            heard.append(message)
+
+    with pytest.raises(KeyboardInterrupt):
+        apportion.reproduce((), plan_file, out=tmp_path, jobs=3, watcher=Ear())
+    left_out, work = heard
+    assert left_out == "texts is left out; it needs --data news=FOLDER"
+    study = read_experiment(plan_file.with_name("small.toml"))
+    core = {Piece(stage.key) for stage in study.stages_of("dense")}
+    beyond = {Piece(stage.key) for stage in study.stages} - core
+    assert work.tables == {"Core results": core, "beyond the paper, small": beyond}
+    assert (work.jobs, work.done) == (3, set())
+
+
+def test_a_study_that_fails_leaves_the_others_to_run(plan_file, tmp_path, monkeypatch, capsys):
+    run_study = driver.run
+
+    def failing(experiment, *rest):
+        if experiment.name == "small":
+            raise OSError("the disk is full")
+        return run_study(experiment, *rest)
+
+    monkeypatch.setattr(driver, "run", failing)
+    code, _, err = reproduce(capsys, plan_file, tmp_path, "--quick")
+    assert code == 1 and "small failed: the disk is full" in err
+    assert "not complete: core (small)" in err
+    assert "random · data 1 · seed 7: done" in err  # of the other study
+
+
+def test_a_run_that_is_stopped_says_how_to_go_on(plan_file, tmp_path, monkeypatch, capsys):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver, "run", stopped)
+    code, out, err = reproduce(capsys, plan_file, tmp_path, "core", "--quick")
+    assert (code, out) == (130, "") and "the same command goes on where it was" in err
+
+
+def test_files_are_parsed_and_tables_built_once_a_run(plan_file, tmp_path, monkeypatch):
+    """Also with texts of one's own, which are compared with those that the file names."""
+    write_docstrings(tmp_path / "news", ["rich", "typer"], train=60, test=20)
+    apportion.reproduce("core", plan_file, quick=True, out=tmp_path / "out", jobs=1)
+    parsed, built = Counter(), []
+    loads, verdict_table = tomllib.loads, paper_tables.verdict_table
+    monkeypatch.setattr(tomllib, "loads", lambda text: parsed.update([text]) or loads(text))
+    monkeypatch.setattr(
+        paper_tables, "verdict_table", lambda found: built.append(1) or verdict_table(found)
+    )
+    data = {"news": tmp_path / "news"}
+    made = apportion.reproduce(
+        (), plan_file, quick=True, data=data, out=tmp_path / "out", report_only=True
+    )
+    assert "texts of a folder (digest" in made.sections[1].where
+    assert set(parsed) == {SMALL_PLAN, STUDY, TEXTS} and set(parsed.values()) == {1}
+    assert built == [1]
+
+
+def test_no_job_is_an_error(plan_file, tmp_path):
+    with pytest.raises(ValueError, match="jobs must be at least 1, not 0"):
+        apportion.reproduce((), plan_file, out=tmp_path / "out", jobs=0)
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_list_says_what_tables_need(plan_file, tmp_path, capsys):
     code, out, _ = reproduce(capsys, plan_file, tmp_path, "--list", "--json")
     assert code == 0
@@ -358,9 +440,10 @@ def test_the_overview_knows_what_is_left(plan_file):
     study = read_experiment(plan_file.with_name("small.toml"))
     dense, other = (stage for stage in study.stages_of("dense"))
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    tables = {"Core": {dense.key, other.key, timing_of(dense.key)}, "Done": {"old"}}
-    known = {dense.key: 60.0, timing_of(dense.key): 30.0}
-    overview = Overview(console, tables, {"old"}, known, jobs=2)
+    made, timed, old = Piece(dense.key), Piece(dense.key, timed=True), Piece("old")
+    tables = {"Core": {made, timed, Piece(other.key)}, "Done": {old}}
+    overview = Overview(console)
+    overview.planned(Work(tables, {old}, {made: 60.0, timed: 30.0}, jobs=2))
     assert overview.seconds_left() is None  # nothing is known of the other one
     overview.started(dense, 2)
     console.print(overview._render())

@@ -12,6 +12,7 @@ from rich.console import Console
 from apportion import fit, recipe, training_bar
 from apportion.data.marked import Marked
 from apportion.study.bars import Bars, Overview
+from apportion.study.driver.work import Piece, Work
 from apportion.study.stages import Stage
 from apportion.training import progress
 from apportion.training.progress import Lines, Tick, working_bar
@@ -77,7 +78,8 @@ def test_work_of_unknown_size_has_no_time_left(clock):
 
 def test_an_overview_lets_its_stages_speak(clock):
     where = console()
-    with Overview(where, {"core": [STAGE.key]}, [], {}, jobs=1) as overview:
+    with Overview(where) as overview:
+        overview.planned(Work({"core": [Piece(STAGE.key)]}))
         overview.started(STAGE, 1)
         for step in (1, 2):
             clock[0] += 30.0
@@ -109,6 +111,6 @@ def test_commands_speak_where_stderr_is_no_terminal(capsys, tmp_path, monkeypatc
     assert code == 0 and re.search(r"dense · data 1 · seed 7: 1 of 1  epoch 1/1  loss", err)
     made = str(tmp_path / "checkpoint")
     _, _, err = run(capsys, "sweep", made, "-b", "0.5", "-b", "0.75")
-    assert "sweep: 1 of 2" in err
+    assert "sweep: 1 of 4" in err  # two budgets, soft and hard
     _, _, err = run(capsys, "bench", made, "-b", "0.5", "--repeats", "5", "--batch", "4")
     assert "bench: 8 of 8" in err

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from apportion.cli.main import AsJson, app, err
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from apportion.data.task import Task
     from apportion.elastic.elastic import Elastic, Form
 
@@ -29,7 +27,6 @@ Floor = Annotated[
     int | None,
     typer.Option(help="Units that every layer keeps at least. \\[default: as it was made]"),
 ]
-_BUDGETS = (0.25, 0.5, 0.75, 1.0)
 
 
 @app.command()
@@ -39,45 +36,18 @@ def inspect(
     """Show what a checkpoint holds, and which units it keeps at each budget."""
     from apportion.elastic.card import in_words
     from apportion.elastic.checkpoint import load
+    from apportion.elastic.description import describe
     from apportion.elastic.elastic import Elastic, plain_of
-    from apportion.models.compute import count_macs, count_parameters
-    from apportion.models.configs import config_of
     from apportion.models.sites import find_sites
     from apportion.study.report.tables import Table
     from apportion.study.report.terminal import print_json, show
 
     loaded = load(checkpoint)
-    plain = plain_of(loaded.model)
-    facts: dict[str, Any] = {
-        "kind": loaded.kind,
-        "model": config_of(plain),
-        "parameters": count_parameters(plain),
-        "length": loaded.length,
-        "macs": count_macs(plain, loaded.length),
-        "recipes": [recipe["name"] for recipe in loaded.notes.get("recipes", [])],
-        "task": loaded.notes.get("task"),
-        "kept": loaded.kept and loaded.kept.to_dict(),
-    }
-    budgets: list[dict[str, Any]] = []
-    if budget:
-        _needs_gates(loaded.model, checkpoint)
-    nested = isinstance(loaded.model, Elastic) and loaded.model.form == "nested"
-    if isinstance(loaded.model, Elastic):
-        facts |= loaded.model.made_as
-        for asked in budget or loaded.model.within(_BUDGETS):
-            allocation = loaded.model.allocation(asked, floor)
-            soft = None if nested else float(loaded.model.cost(asked, "soft").detach())
-            budgets.append(
-                {
-                    "budget": asked,
-                    "cost_soft": soft and round(soft, 4),
-                    "cost_hard": round(allocation.cost, 4),
-                    "kept": allocation.to_dict(),
-                }
-            )
+    facts = describe(loaded, budget, floor=floor)
     if as_json:
-        print_json({**facts, "budgets": budgets})
+        print_json(facts)
         return
+    plain = plain_of(loaded.model)
     sites = find_sites(plain, ("heads",))
     counts = sorted({site.count for site in sites})
     typer.echo(
@@ -87,6 +57,7 @@ def inspect(
         f"{loaded.length}",
     )
     typer.echo(f"recipes: {' → '.join(facts['recipes']) or 'none'}")
+    nested = facts.get("form") == "nested"
     if isinstance(loaded.model, Elastic):
         typer.echo(in_words(loaded.model))
     if nested:
@@ -103,7 +74,7 @@ def inspect(
                 layer,
                 _counts(k) if nested else _units(k),
             )
-            for b in budgets
+            for b in facts["budgets"]
             for layer, k in b["kept"].items()
         )
         or tuple(("", "", "", layer, _units(k)) for layer, k in (facts["kept"] or {}).items()),
@@ -129,25 +100,22 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a checkpoint at many budgets (those from 0.10 to 1.00 that it was made for)."""
-    from apportion.elastic.evaluation import FORMS, SWEEP, is_monotone, swept_forms
+    from apportion.elastic.evaluation import SWEEP, is_monotone
     from apportion.elastic.evaluation import sweep as run_sweep
     from apportion.study.report.tables import Table
     from apportion.study.report.terminal import print_json, show
     from apportion.training.progress import working_bar
 
-    model, task = _elastic(checkpoint, data)
-    forms: list[Form] = []
-    for name in form or swept_forms(model):
-        if name not in FORMS:
-            raise ValueError(f"a form is one of {', '.join(FORMS)}, not {name!r}")
-        forms.append(name)
-    budgets = tuple(budget or model.within(SWEEP))
-    points = []
+    model, task = _with_task(checkpoint, data)
     with working_bar("sweep", err) as bar:
-        for number, asked in enumerate(budgets):
-            bar(number, len(budgets))
-            points += run_sweep(model, task.split(split), budgets=[asked], forms=forms, floor=floor)
-    points.sort(key=lambda point: (forms.index(point.form), point.budget))
+        points = run_sweep(
+            model,
+            task.split(split),
+            budgets=sorted(budget or model.within(SWEEP)),
+            forms=cast("list[Form] | None", form or None),
+            floor=floor,
+            progress=bar,
+        )
     if as_json:
         rows = [{"budget": p.budget, "form": p.form, **asdict(p.outcome)} for p in points]
         print_json({"split": split, "points": rows, "monotone": is_monotone(points)})
@@ -187,31 +155,25 @@ def cut(
     as_json: AsJson = False,
 ) -> None:
     """Write the smaller plain model that a budget buys."""
-    from apportion.elastic.checkpoint import Checkpoint, load, save
+    from apportion.elastic.checkpoint import load, save
     from apportion.models.compute import count_macs, count_parameters
     from apportion.study.report.terminal import print_json
 
     if into.resolve() == checkpoint.resolve():
         raise ValueError("--out is the checkpoint itself; choose another folder")
     loaded = load(checkpoint)
-    model = _needs_gates(loaded.model, checkpoint)
-    floor = model.floor if floor is None else floor
-    kept = model.allocation(budget, floor)
-    smaller = model.cut(budget, floor)
-    notes = {**loaded.notes, "cut": {"budget": budget, "floor": floor, "cost": kept.cost}}
-    if "measured" in notes:
-        # Other units stay with another floor than it was measured with.
-        points = notes["measured"] if floor == model.floor else []
-        notes["measured"] = [p for p in points if p["budget"] == budget and p["form"] != "soft"]
-    save(Checkpoint(smaller, notes, kept, loaded.words), into, self_contained=self_contained)
+    smaller = loaded.cut(budget, floor)
+    save(smaller, into, self_contained=self_contained)
+    model, kept = loaded.require_elastic(), smaller.kept
+    assert kept is not None
     facts: dict[str, Any] = {
         "budget": budget,
         "cost": kept.cost,
         "units": kept.count,
-        "parameters": count_parameters(smaller),
-        "parameters_before": count_parameters(model.plain()),
-        "macs": count_macs(smaller, model.length),
-        "macs_before": count_macs(model.plain(), model.length),
+        "parameters": count_parameters(smaller.model),
+        "parameters_before": count_parameters(model.model),
+        "macs": count_macs(smaller.model, model.length),
+        "macs_before": count_macs(model.model, model.length),
         "out": str(into),
     }
     if as_json:
@@ -243,6 +205,7 @@ def bench(
     """
     import torch
 
+    from apportion.elastic.description import BUDGETS
     from apportion.serving.timing import elastic_arms, time_arms
     from apportion.study.records import provenance
     from apportion.study.report.speed_tables import latency_table
@@ -251,10 +214,10 @@ def bench(
 
     if batch < 1:
         raise ValueError(f"batch must be at least 1, not {batch}")
-    model, task = _elastic(checkpoint, data)
+    model, task = _with_task(checkpoint, data)
     inputs, _ = task.test.batch(torch.arange(min(batch, len(task.test))), padded=True)
     with working_bar("bench", err) as bar:
-        arms = elastic_arms(model, budget or model.within(_BUDGETS[:-1]))
+        arms = elastic_arms(model, budget or model.within(BUDGETS[:-1]))
         measured = time_arms(arms, [inputs], repeats, threads, progress=bar)
     measured = [{**record, **provenance()} for record in measured]
     if as_json:
@@ -263,32 +226,13 @@ def bench(
         show([latency_table(measured)])
 
 
-def _elastic(checkpoint: Path, data: Path | None) -> tuple[Elastic, Task]:
-    """A checkpoint's model and the task that it was trained on, its rows read or drawn again."""
+def _with_task(checkpoint: Path, data: Path | None) -> tuple[Elastic, Task]:
+    """A checkpoint's model and the task that it was trained on."""
     from apportion.elastic.checkpoint import load
-    from apportion.study.experiment import task_of
+    from apportion.study.production import task_of_checkpoint
 
     loaded = load(checkpoint)
-    model = _needs_gates(loaded.model, checkpoint)
-    spec = dict(loaded.notes.get("task") or {})
-    if not spec:
-        raise ValueError(f"{checkpoint} does not say which task it was trained on")
-    try:
-        task = task_of(spec, data)
-    except ValueError as error:
-        raise ValueError(f"the task that {checkpoint} names can't be built: {error}") from None
-    built = task.build(loaded.words)
-    if loaded.notes.get("data") not in (None, built.digest()):
-        raise ValueError(f"{checkpoint} was trained on other rows than there are now")
-    return model, built
-
-
-def _needs_gates(model: nn.Module, checkpoint: Path) -> Elastic:
-    from apportion.elastic.elastic import Elastic
-
-    if not isinstance(model, Elastic):
-        raise ValueError(f"{checkpoint} has no gates, so it has no budgets; give an elastic one")
-    return model
+    return loaded.require_elastic(), task_of_checkpoint(loaded, data)
 
 
 def _units(kept: dict[str, list[int]]) -> str:

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -17,7 +16,6 @@ from apportion.training.progress import Lines
 
 if TYPE_CHECKING:
     from apportion.data.rows import BadRow
-    from apportion.elastic.checkpoint import Checkpoint
     from apportion.serving.prediction import Prediction
 
 _SHOWN = 20  # bad rows that are named one by one
@@ -70,7 +68,7 @@ def predict(
     """
     from apportion.data.rows import read_csv, read_lines
     from apportion.elastic.checkpoint import load
-    from apportion.serving.prediction import CHUNK, FORMATS, lines_of
+    from apportion.serving.prediction import CHUNK, FORMATS, lines_of, model_at
     from apportion.serving.prediction import predict as run_predict
     from apportion.serving.timing import using_threads
 
@@ -78,7 +76,11 @@ def predict(
     classes = loaded.classes
     if loaded.words is None or classes is None:
         raise ValueError(f"{checkpoint} was not trained on texts, so it can't read them")
-    model = _model_at(loaded, checkpoint, budget, soft)
+    if soft and budget is None:
+        raise ValueError("--soft needs a --budget")
+    model: Callable[..., object] = loaded.model.eval()
+    if budget is not None:
+        model = model_at(loaded.require_elastic(), budget, soft=soft)
     form = form or ("jsonl" if out and out.suffix in (".jsonl", ".json") else "csv")
     if form not in FORMATS:
         raise ValueError(f"--format is one of {', '.join(FORMATS)}, not {form!r}")
@@ -104,28 +106,6 @@ def predict(
                 target.flush()
         target.flush()
     watch.sum_up(name)
-
-
-def _model_at(
-    loaded: Checkpoint, checkpoint: Path, budget: float | None, soft: bool
-) -> Callable[..., object]:
-    """What answers: the model itself, or at a budget the units that it buys."""
-    from apportion.elastic.elastic import Elastic
-    from apportion.method.units import check_budget
-    from apportion.serving.skipping import Skipping
-
-    model = loaded.model.eval()
-    if budget is None:
-        if soft:
-            raise ValueError("--soft needs a --budget")
-        return model
-    check_budget(budget)
-    if not isinstance(model, Elastic):
-        raise ValueError(f"{checkpoint} has no gates, so it has no budgets; leave --budget out")
-    if soft:
-        model.opening(budget, "soft")  # complains now of a model that is not made for it
-        return partial(model, budget=budget, form="soft")
-    return Skipping(model).at(budget)
 
 
 @contextmanager

@@ -66,7 +66,7 @@ def report(
     from apportion.files import write_text
     from apportion.study import experiment, records
     from apportion.study.report.figures import study_figures
-    from apportion.study.report.markdown import fill
+    from apportion.study.report.markdown import fill_files
     from apportion.study.report.page import write_page
     from apportion.study.report.study_tables import study_tables
     from apportion.study.report.terminal import show
@@ -76,12 +76,8 @@ def report(
     have = experiment.current(plan, records.read(results_of(file)))
     where = page or file.with_name("report.html")
     tables = study_tables(plan, have)
-    filled = {
-        target: fill(target.read_text(encoding="utf-8"), plan.name, tables) for target in into or ()
-    }
     write_page(plan, have, where)
-    for target, text in filled.items():
-        write_text(target, text)
+    fill_files(into or (), plan.name, tables)
     if figures:
         for picture in study_figures(plan, have):
             write_text(figures / f"{plan.name}-{picture.name}.svg", picture.svg())

@@ -109,6 +109,24 @@ class Checkpoint:
             return self.notes.get("classes")
         return class_names(self.plain.config)
 
+    def require_elastic(self) -> Elastic:
+        """Its model, if that has budgets; else an error."""
+        if self.elastic is None:
+            raise ValueError(f"a {self.kind} checkpoint has no gates, so it has no budgets")
+        return self.elastic
+
+    def cut(self, budget: float, floor: int | None = None) -> Checkpoint:
+        """The smaller plain model that a budget buys, with the notes that are true of it."""
+        model = self.require_elastic()
+        floor = model.floor if floor is None else floor
+        kept = model.allocation(budget, floor)
+        notes = {**self.notes, "cut": {"budget": budget, "floor": floor, "cost": kept.cost}}
+        if "measured" in notes:
+            # Other units stay with another floor than it was measured with.
+            points = notes["measured"] if floor == model.floor else []
+            notes["measured"] = [p for p in points if p["budget"] == budget and p["form"] != "soft"]
+        return Checkpoint(model.cut(budget, floor), notes, kept, self.words)
+
 
 def save(
     checkpoint: Checkpoint | nn.Module, folder: str | Path, *, self_contained: bool = False

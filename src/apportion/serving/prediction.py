@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from threading import Event, Lock, Thread
 from typing import Any
@@ -21,7 +22,8 @@ from torch import Tensor
 from apportion.data.rows import BadRow, Row, read_csv
 from apportion.data.task import Task
 from apportion.data.tokenizer import Words
-from apportion.elastic.elastic import logits_of
+from apportion.elastic.elastic import Elastic, logits_of
+from apportion.serving.skipping import Skipping
 from apportion.serving.timing import measure
 
 FORMATS = ("csv", "jsonl")
@@ -37,6 +39,14 @@ class Prediction:
     line: int
     label: str
     probabilities: tuple[float, ...]
+
+
+def model_at(model: Elastic, budget: float, *, soft: bool = False) -> Callable[..., object]:
+    """What answers at a budget: the units that it buys, or all of them with soft gates."""
+    if soft:
+        model.eval().opening(budget, "soft")  # complains now of a model that is not made for it
+        return partial(model, budget=budget, form="soft")
+    return Skipping(model).at(budget)
 
 
 def predict(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
-from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import TaskID
 from rich.table import Table
 
-from apportion.study.paper import TIMING, timing_of
+from apportion.study.driver.work import Piece, Work
 from apportion.study.stages import Stage
 from apportion.training.progress import Lines, Tick, facts_of, stage_bars
 
@@ -29,12 +27,7 @@ class Bars:
         self.progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.progress.stop()
 
     def started(self, stage: Stage, left: int) -> None:
@@ -63,56 +56,43 @@ class Bars:
             self.lines.show(stage.label, f"{done:,} of {of:,}  {facts}", done, of)
 
 
-class Overview:
-    """A watcher of several runs: every table with what is done, running, to come, and time left.
+class Overview(Bars):
+    """A watcher of `reproduce`: every table with what is done, running, to come, and time left.
 
-    `tables` are the pieces of work that each one needs: the key of a stage, and `timing_of` it if
-    its model is timed. `expected` is how many seconds a piece took elsewhere; what is not in there
-    is taken to be as long as what has been run so far.
+    `reproduce(…, watcher=Overview())`. A piece of work that took no known time elsewhere is
+    expected to take as long as those that have been run so far.
     """
 
-    def __init__(
-        self,
-        console: Console,
-        tables: Mapping[str, Collection[str]],
-        done: Collection[str],
-        expected: Mapping[str, float],
-        jobs: int,
-    ) -> None:
-        self.console, self.tables, self.expected, self.jobs = console, tables, expected, jobs
-        self.wanted = {piece for pieces in tables.values() for piece in pieces}
-        self.done = set(done)
-        self.began: dict[str, float] = {}
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__(console or Console(stderr=True))
+        self.work = Work({})
+        self.wanted: set[Piece] = set()
+        self.done: set[Piece] = set()
+        self.began: dict[Piece, float] = {}
         self.took: list[float] = []
-        self.bars = Bars(console)
-        self.live = Live(console=console, get_renderable=self._render, refresh_per_second=2)
+        self.live = Live(console=self.console, get_renderable=self._render, refresh_per_second=2)
 
     def __enter__(self) -> Overview:
         if self.console.is_terminal:
             self.live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self.console.is_terminal:
-            self.live.stop()
+    def __exit__(self, *error: object) -> None:
+        self.live.stop()
+
+    def planned(self, work: Work) -> None:
+        """What there is to do, before any of it begins."""
+        self.work, self.done = work, set(work.done)
+        self.wanted = {piece for pieces in work.tables.values() for piece in pieces}
+
+    def warned(self, message: str) -> None:
+        """Something that people should know: a study is left out, or failed."""
+        self.console.print(message, style="yellow", markup=False, highlight=False)
 
     def started(self, stage: Stage, left: int) -> None:
         """A stage begins."""
         self.began[self._piece(stage)] = time.monotonic()
-        self.bars.started(stage, left)
-
-    def ticked(self, stage: Stage, tick: Tick) -> None:
-        """A stage took a training step."""
-        self.bars.ticked(stage, tick)
-
-    def timing(self, stage: Stage, done: int, of: int) -> None:
-        """A stage's model is being timed."""
-        self.bars.timing(stage, done, of)
+        super().started(stage, left)
 
     def finished(self, stage: Stage, seconds: float) -> None:
         """A stage's records are on disk."""
@@ -120,29 +100,29 @@ class Overview:
         self.took.append(seconds)
         self.began.pop(piece, None)
         self.done.add(piece)
-        self.bars.finished(stage, seconds)
+        super().finished(stage, seconds)
         if not self.console.is_terminal:
             self.console.print(self.summary(), highlight=False)
 
-    def _piece(self, stage: Stage) -> str:
+    def _piece(self, stage: Stage) -> Piece:
         """A stage that has its records already can only be under the clock now."""
-        return timing_of(stage.key) if stage.key in self.done else stage.key
+        return Piece(stage.key, timed=Piece(stage.key) in self.done)
 
     def seconds_left(self) -> float | None:
         """How long what is left will take, if anything is known of how long things take."""
         usual = sum(self.took) / len(self.took) if self.took else None
         side_by_side = alone = 0.0
         for piece in self.wanted - self.done:
-            whole = self.expected.get(piece, usual)
+            whole = self.work.expected.get(piece, usual)
             if whole is None:
                 return None
             began = self.began.get(piece)
             seconds = whole if began is None else max(0.0, whole - (time.monotonic() - began))
-            if piece.startswith(TIMING):
+            if piece.timed:
                 alone += seconds
             else:
                 side_by_side += seconds
-        return alone + side_by_side / self.jobs
+        return alone + side_by_side / self.work.jobs
 
     def summary(self) -> str:
         """How far it is, in a line."""
@@ -152,12 +132,12 @@ class Overview:
 
     def _render(self) -> Group:
         table = Table("table", "", "pieces", box=None, pad_edge=False, header_style="dim")
-        for name, keys in self.tables.items():
-            done = sum(key in self.done for key in keys)
+        for name, pieces in self.work.tables.items():
+            done = sum(piece in self.done for piece in pieces)
             state, style = "to come", "dim"
-            if done == len(keys):
+            if done == len(pieces):
                 state, style = "done", "green"
-            elif any(key in self.began for key in keys):
+            elif any(piece in self.began for piece in pieces):
                 state, style = "running", "bold"
-            table.add_row(name, state, f"{done} / {len(keys)}", style=style)
-        return Group(table, self.summary(), self.bars.progress.get_renderable())
+            table.add_row(name, state, f"{done} / {len(pieces)}", style=style)
+        return Group(table, self.summary(), self.progress.get_renderable())

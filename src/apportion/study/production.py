@@ -22,6 +22,7 @@ from apportion.models.encoder import Encoder, EncoderConfig
 from apportion.models.hub import check_digest, load_model, untrained_model
 from apportion.models.sites import largest_block
 from apportion.models.surgery import cut
+from apportion.study.experiment import task_of
 from apportion.study.records import provenance
 from apportion.study.stages import VERSIONS, Stage, checkpoint_folder
 from apportion.training.loop import fit
@@ -151,6 +152,20 @@ def new_model(stage: Stage, task: Task) -> nn.Module:
         }
         return untrained_model(stage.model, facts, stage.seed)
     return new_encoder(task, stage.model, stage.seed)
+
+
+def task_of_checkpoint(checkpoint: Checkpoint, folder: Path | None = None) -> Task:
+    """The task that a checkpoint was trained on, its rows drawn again or read, from a folder."""
+    if not checkpoint.notes.get("task"):
+        raise ValueError("the checkpoint does not say which task it was trained on")
+    try:
+        spec = task_of(checkpoint.notes["task"], folder)
+    except ValueError as error:
+        raise ValueError(f"the task that the checkpoint names can't be built: {error}") from None
+    task = spec.build(checkpoint.words)
+    if checkpoint.notes.get("data") not in (None, task.digest()):
+        raise ValueError("the checkpoint was trained on other rows than there are now")
+    return task
 
 
 def new_encoder(task: Task, shape: Mapping[str, Any], seed: int) -> Encoder:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
+from apportion.files import write_text
 from apportion.study.report.tables import Table
 
 _PLACE = re.compile(
@@ -30,3 +32,10 @@ def fill(text: str, study: str, tables: Sequence[Table]) -> str:
         return f"{match[1]}{by_name[name].markdown()}\n{match[4]}"
 
     return _PLACE.sub(replace, text)
+
+
+def fill_files(paths: Sequence[Path], study: str, tables: Sequence[Table]) -> None:
+    """Fills files in their place; none of them, if a table is missing."""
+    filled = {path: fill(path.read_text(encoding="utf-8"), study, tables) for path in paths}
+    for path, text in filled.items():
+        write_text(path, text)
