@@ -28,7 +28,8 @@ from apportion.study.driver.local_driver import _is_ready, unfinished
 from apportion.study.experiment import parse_experiment
 from apportion.study.measuring import run_stage, time_stage
 from apportion.study.production import produce
-from apportion.study.stages import Stage, Timing
+from apportion.study.protocols import Timing
+from apportion.study.stages import ScoredStage, Stage, TrainedStage
 from apportion.training.loop import fit
 from apportion.training.recipes import ADAPT, BUDGETED, DENSE, NESTED, RECOVER, STATIC, recipe
 from apportion.training.schedule import (
@@ -75,10 +76,10 @@ def start_of(chosen, task, **shape):
 
 
 def stage(method="dense", recipe=DENSE, **facts) -> Stage:
-    if recipe is not None:
-        recipe = recipe.with_changes(epochs=1, batch_size=16)
-    shape = {"task": SPEC, "model": TINY, "seed": 3, "budgets": (0.25, 0.5)}
-    return Stage(method, recipe=recipe, **{**shape, **facts})
+    shape = {"method": method, "task": SPEC, "model": TINY, "seed": 3, "budgets": (0.25, 0.5)}
+    if recipe is None:
+        return ScoredStage(**{**shape, **facts})
+    return TrainedStage(recipe=recipe.with_changes(epochs=1, batch_size=16), **{**shape, **facts})
 
 
 # Rows.

@@ -23,7 +23,7 @@ from apportion.models.hub import check_digest, load_model, untrained_model
 from apportion.models.sites import largest_block
 from apportion.models.surgery import cut
 from apportion.study.records import provenance
-from apportion.study.stages import VERSIONS, Stage, checkpoint_folder
+from apportion.study.stages import VERSIONS, ScoredStage, Stage, TrainedStage, checkpoint_folder
 from apportion.training.loop import fit
 from apportion.training.progress import Tick, telling
 
@@ -63,19 +63,23 @@ def produce(
     kept: Allocation | None = None
     model: nn.Module
     facts: dict[str, Any]
-    if stage.given:
-        model, facts = start, {}
-    elif stage.recipe is None:
-        model, facts = _score(stage, start, task, teacher, progress)
-    else:
-        if stage.recipe.objective != "dense" and not isinstance(start, Elastic):
+    if isinstance(stage, TrainedStage):
+        if stage.has_gates and not isinstance(start, Elastic):
             start = Elastic(start, stage.kinds, task.length, block=largest_block(start))
-        elif stage.recipe.objective == "dense" and isinstance(start, Elastic):
+        elif not stage.has_gates and isinstance(start, Elastic):
             # A specialist: cut by its parent's gates at its own budget, then trained as it is.
             assert stage.parent and stage.only
             kept = start.made_for(start.form, stage.parent.floor).allocation(stage.only)
             start = cut(start.plain(), kept)
-        fitted = fit(start, task, stage.recipe, stage.seed, teacher, state, progress=progress)
+        fitted = fit(
+            start,
+            task,
+            recipe=stage.recipe,
+            seed=stage.seed,
+            teacher=teacher,
+            state=state,
+            progress=progress,
+        )
         model = fitted.model
         facts = {
             "epochs": stage.recipe.epochs,
@@ -83,6 +87,10 @@ def produce(
             "seconds": round(fitted.seconds, 1),
             "processes": fitted.processes,
         }
+    elif isinstance(stage, ScoredStage):
+        model, facts = _score(stage, start, task, teacher, progress)
+    else:
+        model, facts = start, {}
     notes = {
         "task": dict(task.spec),
         "classes": list(task.classes),

@@ -95,7 +95,7 @@ def _is_timed(stage: Stage, have: Iterable[Mapping[str, Any]]) -> bool:
         and r.get("stage") == stage.key
         and r.get("device", "cpu") == device
     }
-    return timed >= set(product(stage.protocols, stage.timed_at))
+    return timed >= set(product(stage.timing.protocols(stage.task), stage.timed_at))
 
 
 def _has_throughput(stage: Stage, have: Iterable[Mapping[str, Any]]) -> bool:
