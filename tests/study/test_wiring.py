@@ -24,7 +24,7 @@ from apportion.serving.prediction import ENCODING
 from apportion.serving.skipping import Skipping
 from apportion.serving.timing import elastic_arms
 from apportion.study.baselines import tfidf_logistic
-from apportion.study.driver.local_driver import _is_ready, unfinished
+from apportion.study.driver.local_driver import _is_ready, _startable, unfinished
 from apportion.study.experiment import parse_experiment
 from apportion.study.measuring import run_stage, time_stage
 from apportion.study.production import produce
@@ -541,6 +541,25 @@ def test_a_stage_waits_for_what_it_comes_from(tmp_path):
     produce(dense, tmp_path)
     assert ready(other, busy=[taught])
     assert not ready(taught, todo=[teacher])
+
+
+def test_stages_that_need_the_same_lost_model_do_not_start_together(tmp_path):
+    """The first makes it; the second would write the same folder."""
+    dense = stage()
+    first, second = stage("a", BUDGETED, parent=dense), stage("b", ADAPT, parent=dense)
+    apart = stage("apart", DENSE, seed=4)
+    waiting = [first, second, apart]
+
+    def started(free=2, busy=()):
+        keys = {made.key: made for made in waiting}
+        busy = {made.key for made in busy}
+        return _startable(waiting, tmp_path, busy=busy, todo=keys, free=free)
+
+    assert started() == [first, apart]
+    assert started(free=1) == [first] and started(free=0) == []
+    assert started(busy=[first]) == [apart]
+    produce(dense, tmp_path)
+    assert started() == [first, second]
 
 
 # Plans.

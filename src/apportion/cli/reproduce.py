@@ -263,7 +263,9 @@ def _run(
                 name = of.study.name
                 try:
                     file = results / f"{name}.jsonl"
-                    driver.run(of.experiment, runs / name, file, overview, jobs)
+                    driver.run(
+                        of.experiment, runs / name, results=file, watcher=overview, jobs=jobs
+                    )
                 except (OSError, ValueError) as error:  # the other studies can still run
                     failed.append(name)
                     err.print(f"{name} failed: {error}", style="red", markup=False)

@@ -44,9 +44,9 @@ class TracedRecord(Record):
     """A record with its provenance: when, with what and on what it was measured."""
 
     time: Annotated[str, "when it was measured, UTC"]
-    command: Annotated[str, "that was typed; of absolute paths, the names"]
+    command: Annotated[str, "as it was typed; absolute paths without their folders"]
     python: Annotated[str, "version of Python"]
-    versions: Annotated[dict[str, str], "of apportion and the libraries under it"]
+    versions: Annotated[dict[str, str], "apportion and the libraries under it"]
     machine: Annotated[dict[str, Any], "system, processor, cores, vector instructions"]
 
 
@@ -58,15 +58,15 @@ class StageRecord(TracedRecord):
     measures: Annotated[str, "hash of what is measured on the stage"]
     parent: Annotated[str | None, "key of the stage that it started from"]
     teacher: Annotated[str | None, "key of the stage that taught it"]
-    recipe: Annotated[dict[str, Any] | None, "numbers of its training"]
-    score: Annotated[str | None, "where its scores came from"]
+    recipe: Annotated[dict[str, Any] | None, "the numbers it was trained by"]
+    score: Annotated[str | None, "name of the source of its scores"]
     data: Annotated[str, "digest of the rows"]
-    facts: Annotated[dict[str, Any], "of the rows: how many, classes, duplicates"] = ABSENT
+    facts: Annotated[dict[str, Any], "about the rows: splits, duplicates, vocabulary"] = ABSENT
     weights: Annotated[str, "digest of the weights; a baseline has none"] = ABSENT
-    parameters: Annotated[int, "of the model without its gates"] = ABSENT
+    parameters: Annotated[int, "of the plain model, without gates"] = ABSENT
     training: Annotated[dict[str, Any] | None, "epochs, the best one, seconds, processes"]
-    threads: Annotated[int, "of torch"]
-    seconds: Annotated[float, "of the stage, measuring included"] = ABSENT
+    threads: Annotated[int, "torch threads"]
+    seconds: Annotated[float, "the whole stage took, measuring included"] = ABSENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +75,13 @@ class PointRecord(Record):
 
     kind: ClassVar[str] = "point"
     form: Annotated[str, "`soft`, `hard`, `cut`, `dense` or `baseline`"]
-    budget: Annotated[float, "that was asked for"]
+    budget: Annotated[float, "the budget asked for"]
     split: Annotated[str, "always `test`"]
-    rows: Annotated[int, "of the split"]
-    accuracy: Annotated[float, "share of the rows that are right"]
-    loss: Annotated[float, "cross-entropy, averaged over the rows"]
+    rows: Annotated[int, "rows in the split"]
+    accuracy: Annotated[float, "share of the rows that are classified right"]
+    loss: Annotated[float, "mean cross-entropy"]
     cost: Annotated[float, "share of the units' compute that stays on"]
-    chosen: Annotated[dict[str, Any], "of a baseline: what validation rows chose"] = ABSENT
+    chosen: Annotated[dict[str, Any], "a baseline's numbers, chosen on validation rows"] = ABSENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,18 +90,26 @@ class ScoresRecord(Record):
 
     kind: ClassVar[str] = "scores"
     scores: Annotated[list[float], "one per unit"]
-    passes: Annotated[int, "over the rows, one per unit that was switched off alone"] = ABSENT
-    rows: Annotated[int, "that a gradient was taken over"] = ABSENT
-    seconds: Annotated[float, "of scoring"] = ABSENT
-    share_of_passes: Annotated[float, "of the time of whole passes, rows by length"] = ABSENT
-    share_of_padded_passes: Annotated[float, "of the time of whole passes, padded"] = ABSENT
-    share_of_whole_passes: Annotated[float, "the same, in old records"] = ABSENT
-    repair_rows: Annotated[int, "that the repair was fitted to"] = ABSENT
-    repair_held_out: Annotated[int, "rows that chose how far it is trusted"] = ABSENT
-    repair_weighting: Annotated[list[float] | None, "(ε, γ) that they chose"] = ABSENT
-    repair_share: Annotated[float, "of the fit that was taken"] = ABSENT
-    repair_ridges: Annotated[list[float], "λ of each site"] = ABSENT
-    repair_seconds: Annotated[float, "of the repair"] = ABSENT
+    passes: Annotated[int, "passes over the rows, each with one unit switched off"] = ABSENT
+    rows: Annotated[int, "rows that a gradient was taken over"] = ABSENT
+    seconds: Annotated[float, "scoring took"] = ABSENT
+    share_of_passes: Annotated[float, "time, over that of whole passes in the same batches"] = (
+        ABSENT
+    )
+    share_of_padded_passes: Annotated[float, "time, over that of whole passes with padded rows"] = (
+        ABSENT
+    )
+    share_of_whole_passes: Annotated[float, "time, over that of whole passes, in older records"] = (
+        ABSENT
+    )
+    repair_rows: Annotated[int, "rows that the repair was fitted to"] = ABSENT
+    repair_held_out: Annotated[int, "rows that decided how far to trust the fit"] = ABSENT
+    repair_weighting: Annotated[
+        list[float] | None, "(ε, γ) chosen on them; null if the fit was not taken"
+    ] = ABSENT
+    repair_share: Annotated[float, "share of the fit that was taken"] = ABSENT
+    repair_ridges: Annotated[list[float], "λ, one per site"] = ABSENT
+    repair_seconds: Annotated[float, "the repair took"] = ABSENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +117,9 @@ class GatesRecord(Record):
     """The gates at a budget."""
 
     kind: ClassVar[str] = "gates"
-    budget: Annotated[float, "that was asked for"]
+    budget: Annotated[float, "the budget asked for"]
     z: Annotated[list[float], "z(B), one per unit"]
-    kept: Annotated[dict[str, Any], "the units that their top k keeps, by kind and layer"]
+    kept: Annotated[dict[str, Any], "units in their top k, by kind and layer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,22 +136,24 @@ class LatencyRecord(TracedRecord):
 
     kind: ClassVar[str] = "latency"
     form: Annotated[str, "`dense`, `fused`, `soft`, `hard`, `skip` or `cut`"]
-    budget: Annotated[float, "that was asked for"]
+    budget: Annotated[float, "the budget asked for"]
     arm: Annotated[str, "form and budget"]
-    protocol: Annotated[str, "of texts: `padded`, `grouped`, `single` or `short`"] = ABSENT
-    rows: Annotated[int, "in all calls of one repeat"] = ABSENT
-    batch: Annotated[int, "rows of the largest call"]
-    length: Annotated[int, "tokens of the longest row, padding included"]
-    tokens: Annotated[float, "per row, padding included"] = ABSENT
+    protocol: Annotated[str, "how texts were batched: `padded`, `grouped`, `single` or `short`"] = (
+        ABSENT
+    )
+    rows: Annotated[int, "rows in all calls of a repeat"] = ABSENT
+    batch: Annotated[int, "rows in the largest call"]
+    length: Annotated[int, "tokens in the longest row, padding included"]
+    tokens: Annotated[float, "mean tokens per row, padding included"] = ABSENT
     runtime: Annotated[str, "what ran the model"]
-    threads: Annotated[int, "that it ran on"]
-    repeats: Annotated[int, "that the medians are of"]
-    device: Annotated[str, "where not the CPU"] = ABSENT
+    threads: Annotated[int, "torch threads"]
+    repeats: Annotated[int, "repeats behind each median"]
+    device: Annotated[str, "type of the device, if not the CPU"] = ABSENT
     device_name: Annotated[str, "what that device calls itself"] = ABSENT
     macs: Annotated[int, "multiply-accumulates per row"]
     bound: Annotated[float, "speed-up that multiply-accumulates let expect, an estimate"]
-    removed: Annotated[dict[str, float], "of a cut model: the shares that it lacks"] = ABSENT
-    median_ms: Annotated[float, "milliseconds of all calls of one repeat"]
+    removed: Annotated[dict[str, float], "shares of the compute that a cut model lacks"] = ABSENT
+    median_ms: Annotated[float, "milliseconds for all calls of a repeat, median"]
     speedup: Annotated[float, "over the dense model: median of the paired ratios"]
     low: Annotated[float, "lower end of the speed-up's 95 % interval"]
     high: Annotated[float, "upper end of it"]
@@ -158,13 +168,13 @@ class SwitchingRecord(TracedRecord):
     """What it takes to change the budget of a nested model, in time and in memory."""
 
     kind: ClassVar[str] = "switching"
-    budgets: Annotated[list[float], "that it went through"]
+    budgets: Annotated[list[float], "the budgets that it switched between"]
     switch_us: Annotated[float, "microseconds to a budget that was asked for before, median"]
     slowest_us: Annotated[float, "the slowest of those"]
     first_ms: Annotated[float, "milliseconds to a budget that was never asked for"]
-    extra_bytes: Annotated[int, "of tensors that the whole model does not hold"]
-    object_bytes: Annotated[int, "of the modules that hold the views"]
-    whole_bytes: Annotated[int, "of the whole model's tensors"]
+    extra_bytes: Annotated[int, "bytes of tensors that the whole model does not hold"]
+    object_bytes: Annotated[int, "bytes of the modules that hold the views"]
+    whole_bytes: Annotated[int, "bytes of the whole model's tensors"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,17 +182,17 @@ class ThroughputRecord(TracedRecord):
     """Rows a second from text to label, and of the bare model on the same batches."""
 
     kind: ClassVar[str] = "throughput"
-    budget: Annotated[float, "that was asked for"]
-    rows: Annotated[int, "that were predicted"]
-    batch: Annotated[int, "rows of a call"]
-    bare: Annotated[float, "rows a second of the model on batches that were encoded before"]
-    predict: Annotated[float, "rows a second from the text of a CSV file to that of another"]
-    share: Annotated[float, "of the bare model's throughput that is left, paired"]
+    budget: Annotated[float, "the budget asked for"]
+    rows: Annotated[int, "rows that were predicted"]
+    batch: Annotated[int, "rows per call"]
+    bare: Annotated[float, "rows a second of the model, on batches encoded before"]
+    predict: Annotated[float, "rows a second from one CSV file to another"]
+    share: Annotated[float, "median of the paired ratios of the two"]
     low: Annotated[float, "lower end of the share's 95 % interval"]
     high: Annotated[float, "upper end of it"]
-    repeats: Annotated[int, "that the medians are of"]
-    threads: Annotated[int, "of the model; encoding has another one"]
-    encoding: Annotated[str, "which way texts were encoded"] = ABSENT
+    repeats: Annotated[int, "repeats behind each median"]
+    threads: Annotated[int, "torch threads; encoding has one more"]
+    encoding: Annotated[str, "how texts were encoded"] = ABSENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +200,7 @@ class TimingRecord(TracedRecord):
     """The last record of a stage's timing."""
 
     kind: ClassVar[str] = "timing"
-    seconds: Annotated[float, "that the timing took"]
+    seconds: Annotated[float, "the timing took"]
 
 
 KINDS: dict[str, type[Record]] = {
