@@ -15,41 +15,18 @@ from torch import Tensor, nn
 from apportion.data.task import Split, Task
 from apportion.elastic.checkpoint import Checkpoint, load, save, weights_digest
 from apportion.elastic.elastic import Elastic, plain_of
-from apportion.elastic.evaluation import (
-    Outcome,
-    Point,
-    evaluate,
-    is_monotone,
-    sweep,
-    swept_forms,
-)
+from apportion.elastic.evaluation import Outcome, Point, evaluate, is_monotone, sweep, swept_forms
 from apportion.method.allocation import allocate
 from apportion.method.units import Allocation
 from apportion.models.compute import count_parameters
 from apportion.models.encoder import Encoder
 from apportion.serving.prediction import time_predictions
 from apportion.serving.skipping import Skipping
-from apportion.serving.timing import (
-    Arms,
-    Timed,
-    elastic_arms,
-    time_arms,
-    time_switching,
-)
+from apportion.serving.timing import Arms, Timed, elastic_arms, time_arms, time_switching
+from apportion.study import records
 from apportion.study.baselines import BASELINES
 from apportion.study.production import produce
 from apportion.study.protocols import Timing
-from apportion.study.records import (
-    ABSENT,
-    GatesRecord,
-    MonotoneRecord,
-    PointRecord,
-    Record,
-    ScoresRecord,
-    StageRecord,
-    provenance,
-    record_of,
-)
 from apportion.study.stages import BaselineStage, ScoredStage, Stage, TrainedStage
 from apportion.training.progress import Tick, telling
 
@@ -59,7 +36,7 @@ def run_stage(
 ) -> list[dict[str, Any]]:
     """Trains and measures one stage; the last record says that all of them are there."""
     started = time.monotonic()
-    measured: Sequence[Record]
+    measured: Sequence[records.Record]
     made: dict[str, Any] = {"training": None}
     if isinstance(stage, BaselineStage):
         task = stage.measured_on(stage.task.build())
@@ -74,7 +51,7 @@ def run_stage(
         made["parameters"] = count_parameters(plain_of(checkpoint.model))
         if isinstance(stage, TrainedStage):
             made["training"] = checkpoint.notes["training"]
-    done = StageRecord(
+    done = records.StageRecord(
         **stage.names,
         measures=stage.measures,
         parent=stage.parent.key if stage.parent else None,
@@ -85,14 +62,14 @@ def run_stage(
         facts=dict(task.facts),
         seconds=round(time.monotonic() - started, 1),
         **made,
-        **provenance(threads=torch.get_num_threads()),
+        **records.provenance(threads=torch.get_num_threads()),
     )
     return [record.to_dict() for record in (*measured, done)]
 
 
 def _measure(
     stage: Stage, checkpoint: Checkpoint, task: Task, tell: Callable[[int, int], None]
-) -> Sequence[Record]:
+) -> Sequence[records.Record]:
     """What a stage's model keeps: at its budgets if it has any, else as it is."""
     model = checkpoint.model.to(stage.device)
     if isinstance(stage, ScoredStage):
@@ -113,15 +90,15 @@ def _elastic(checkpoint: Checkpoint) -> Elastic:
 
 def _measure_scores(
     stage: Stage, checkpoint: Checkpoint, task: Task, tell: Callable[[int, int], None]
-) -> list[Record]:
+) -> list[records.Record]:
     """What a model keeps when the stage's scores choose its units."""
     model, made = _elastic(checkpoint), checkpoint.notes["training"]
     # Its provenance stands in the stage's last record; a fact that has no field is an error.
-    facts = {name: value for name, value in made.items() if name not in provenance(threads=0)}
+    facts = {k: v for k, v in made.items() if k not in records.provenance(threads=0)}
     # Scores are an order of the units; half open, their gates mean nothing.
     forms = [form for form in swept_forms(model) if form != "soft"]
-    points = sweep(model, task.test, stage.budgets, forms, progress=tell)
-    return [ScoresRecord(**stage.names, **facts), *_points(stage, points)]
+    points = sweep(model, task.test, budgets=stage.budgets, forms=forms, progress=tell)
+    return [records.ScoresRecord(**stage.names, **facts), *_points(stage, points)]
 
 
 _RANKED_AT = (0.25, 0.75)  # where the paper compares the rankings of the gates
@@ -129,35 +106,38 @@ _RANKED_AT = (0.25, 0.75)  # where the paper compares the rankings of the gates
 
 def _measure_gates(
     stage: Stage, model: Elastic, task: Task, tell: Callable[[int, int], None]
-) -> list[Record]:
+) -> list[records.Record]:
     """What a model keeps when its gates do: at its one budget, or at all of the sweep's."""
     if stage.only is not None:
-        return _points(stage, sweep(model, task.test, (stage.only,), progress=tell))
+        return _points(stage, sweep(model, task.test, budgets=(stage.only,), progress=tell))
     budgets = sorted({*stage.swept_at, *stage.budgets, 1.0})
-    points = sweep(model, task.test, budgets, progress=tell)
+    points = sweep(model, task.test, budgets=budgets, progress=tell)
     found = _points(stage, points)
     if "cut" not in swept_forms(model):
-        cuts = sweep(model, task.test, stage.budgets, ("cut",), progress=tell)
+        cuts = sweep(model, task.test, budgets=stage.budgets, forms=("cut",), progress=tell)
         found += _points(stage, cuts)
-    found.append(MonotoneRecord(**stage.names, monotone=is_monotone(points)))
+    found.append(records.MonotoneRecord(**stage.names, monotone=is_monotone(points)))
     with torch.no_grad():
         for budget in sorted({*stage.budgets, *_RANKED_AT, 1.0}):
             # Enough digits to rank gates that hardly moved.
             z = [round(value, 8) for value in model.gates(budget).tolist()]
             # Where rankings are compared may lie below what the model was made for.
-            kept = allocate(model.gates.scores(budget), model.units, budget, model.floor)
-            found.append(GatesRecord(**stage.names, budget=budget, z=z, kept=kept.to_dict()))
+            scores = model.gates.scores(budget)
+            kept = allocate(scores, model.units, budget=budget, floor=model.floor)
+            found.append(
+                records.GatesRecord(**stage.names, budget=budget, z=z, kept=kept.to_dict())
+            )
     return found
 
 
-def _points(stage: Stage, points: Sequence[Point]) -> list[Record]:
+def _points(stage: Stage, points: Sequence[Point]) -> list[records.Record]:
     return [_point(stage, point.form, point.budget, point.outcome) for point in points]
 
 
 def _point(
-    stage: Stage, form: str, budget: float, outcome: Outcome, chosen: Any = ABSENT
-) -> PointRecord:
-    return PointRecord(
+    stage: Stage, form: str, budget: float, outcome: Outcome, chosen: Any = records.ABSENT
+) -> records.PointRecord:
+    return records.PointRecord(
         **stage.names,
         form=form,
         budget=budget,
@@ -214,8 +194,8 @@ def time_stage(
 
 def _traced(stage: Stage, measured: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What was timed, as records of a stage with their provenance."""
-    named = ({**stage.names, **values, **provenance()} for values in measured)
-    return [record_of(values).to_dict() for values in named]
+    named = ({**stage.names, **values, **records.provenance()} for values in measured)
+    return [records.record_of(values).to_dict() for values in named]
 
 
 def _calls(rows: Split, protocol: str | None, how: Timing) -> list[dict[str, Tensor]]:
@@ -253,7 +233,10 @@ def time_predictions_of(stage: Stage, runs: Path) -> list[dict[str, Any]]:
     skipping = Skipping(_elastic(produce(stage, runs, task=task)))
     return _traced(
         stage,
-        [time_predictions(skipping.at(b), task, stage.timing.batch, b) for b in stage.timed_at],
+        [
+            time_predictions(skipping.at(budget), task, batch=stage.timing.batch, budget=budget)
+            for budget in stage.timed_at
+        ],
     )
 
 

@@ -65,7 +65,7 @@ def produce(
     facts: dict[str, Any]
     if isinstance(stage, TrainedStage):
         if stage.has_gates and not isinstance(start, Elastic):
-            start = Elastic(start, stage.kinds, task.length, block=largest_block(start))
+            start = Elastic(start, stage.kinds, length=task.length, block=largest_block(start))
         elif not stage.has_gates and isinstance(start, Elastic):
             # A specialist: cut by its parent's gates at its own budget, then trained as it is.
             assert stage.parent and stage.only

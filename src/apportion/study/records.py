@@ -19,6 +19,7 @@ import torch
 
 from apportion.files import check
 
+KINDS: dict[str, type[Record]] = {}  # by the word that a line has for its kind
 ABSENT: Any = object()  # of a field that a record does not have; null would say something else
 
 
@@ -32,6 +33,10 @@ class Record:
     data_seed: Annotated[int, "seed of the rows"]
     seed: Annotated[int, "seed of the model and its training"]
     only: Annotated[float | None, "the one budget of a specialist"]
+
+    def __init_subclass__(cls) -> None:
+        if "kind" in vars(cls):
+            KINDS[cls.kind] = cls
 
     def to_dict(self) -> dict[str, Any]:
         """The record as its line has it, without what it does not have."""
@@ -201,22 +206,6 @@ class TimingRecord(TracedRecord):
 
     kind: ClassVar[str] = "timing"
     seconds: Annotated[float, "the timing took"]
-
-
-KINDS: dict[str, type[Record]] = {
-    kind.kind: kind
-    for kind in (
-        StageRecord,
-        PointRecord,
-        ScoresRecord,
-        GatesRecord,
-        MonotoneRecord,
-        LatencyRecord,
-        SwitchingRecord,
-        ThroughputRecord,
-        TimingRecord,
-    )
-}
 
 
 def record_of(line: Mapping[str, Any]) -> Record:

@@ -13,13 +13,7 @@ from apportion.files import check
 from apportion.models.encoder import EncoderConfig
 from apportion.models.sites import ARCHITECTURES
 from apportion.study.goals import Goal
-from apportion.study.stages import (
-    BaselineStage,
-    GivenStage,
-    ScoredStage,
-    Stage,
-    TrainedStage,
-)
+from apportion.study.stages import BaselineStage, GivenStage, ScoredStage, Stage, TrainedStage
 from apportion.training.recipes import Recipe
 
 _SIZES = ("layers", "heads", "hidden", "feedforward")
