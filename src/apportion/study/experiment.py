@@ -19,7 +19,7 @@ from apportion.models.encoder import EncoderConfig
 from apportion.study.goals import Goal
 from apportion.study.protocols import Timing
 from apportion.study.rules import FIELDS, check_goals, check_model, kind_of_stage, taken_by
-from apportion.study.stages import Stage
+from apportion.study.stages import Stage, TrainedStage
 from apportion.training.recipes import Recipe, recipe
 
 if sys.version_info >= (3, 11):
@@ -201,17 +201,17 @@ def _stages_of(
     """The stages of one [[stage]] entry for one seed: one, or one per budget with `each`."""
     kind = kind_of_stage(entry, cell["model"])
     same_seeds = [s for s in earlier if (s.task.seed, s.seed) == (cell["task"].seed, cell["seed"])]
-    as_they_stand = taken_by(kind) & set(_STAGE) & set(entry) - {"model", "recipe", "teacher"}
+    as_it_stands = {name: entry[name] for name in taken_by(kind) & set(entry) & set(_STAGE)}
     made = []
     for only in entry.get("each", [None]):
-        values = {name: entry[name] for name in as_they_stand}
-        if only is not None:
-            values["only"] = only
-        if "recipe" in entry:
-            values["recipe"] = _recipe(entry, only)
-        for key in {"from", "teacher"} & set(entry):
-            values[FIELDS.get(key, key)] = _source(entry, key, only, same_seeds)
-        made.append(kind(**{**cell, **values}))
+        built: dict[str, Any] = {
+            FIELDS.get(key, key): _source(entry, key, only, same_seeds)
+            for key in ("from", "teacher")
+            if key in entry
+        }
+        if kind is TrainedStage:
+            built |= {"recipe": _recipe(entry, only), "only": only}
+        made.append(kind(**{**as_it_stands, **cell, **built}))
     return made
 
 
