@@ -32,7 +32,7 @@ from apportion.training.progress import Tick, telling
 
 
 def run_stage(
-    stage: Stage, runs: Path, progress: Callable[[Tick], None] | None = None
+    stage: Stage, runs: Path, *, progress: Callable[[Tick], None] | None = None
 ) -> list[dict[str, Any]]:
     """Trains and measures one stage; the last record says that all of them are there."""
     started = time.monotonic()
@@ -44,7 +44,7 @@ def run_stage(
         measured = [_point(stage, "baseline", 1.0, outcome, chosen=chosen)]
     else:
         task = stage.build_task()
-        checkpoint = produce(stage, runs, progress, task)
+        checkpoint = produce(stage, runs, progress=progress, task=task)
         task = stage.measured_on(task)
         measured = _measure(stage, checkpoint, task, telling(progress, "measuring"))
         made["weights"] = weights_digest(checkpoint.model)
@@ -151,7 +151,7 @@ def _point(
 
 
 def time_stage(
-    stage: Stage, runs: Path, progress: Callable[[int, int], None] | None = None
+    stage: Stage, runs: Path, *, progress: Callable[[int, int], None] | None = None
 ) -> list[dict[str, Any]]:
     """Latency of a stage's model at each of its budgets, one thread, all arms side by side.
 

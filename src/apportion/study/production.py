@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from apportion.training.progress import Tick, telling
 def produce(
     stage: Stage,
     runs: Path,
+    *,
     progress: Callable[[Tick], None] | None = None,
     task: Task | None = None,
 ) -> Checkpoint:
@@ -57,9 +59,10 @@ def produce(
                 f"this is version {VERSIONS[producer]}, which can't make it again"
             )
     task = task or stage.build_task()
-    parent = produce(stage.parent, runs, progress, task) if stage.parent else None
+    source = partial(produce, runs=runs, progress=progress, task=task)
+    parent = source(stage.parent) if stage.parent else None
     start = parent.model if parent else new_model(stage, task)
-    teacher = produce(stage.teacher, runs, progress, task).model if stage.teacher else None
+    teacher = source(stage.teacher).model if stage.teacher else None
     kept: Allocation | None = None
     model: nn.Module
     facts: dict[str, Any]

@@ -59,7 +59,8 @@ def run(
         for number, stage in enumerate(todo):
             watcher.started(stage, len(todo) - number)
             started = time.monotonic()
-            records.append(results, *run_stage(stage, runs, partial(watcher.ticked, stage)))
+            new = run_stage(stage, runs, progress=partial(watcher.ticked, stage))
+            records.append(results, *new)
             watcher.finished(stage, time.monotonic() - started)
     elif todo:
         _run_in_parallel(todo, runs, results=results, watcher=watcher, jobs=jobs)
@@ -129,7 +130,7 @@ def _run_in_parallel(
                     workers += idle
                 idle[0].begin(stage)
                 waiting.remove(stage)
-            # A model that a stage comes from may be there before the one that makes it is done.
+            # Not for ever: a stage may save a model that others wait for long before its own end.
             wait([worker.connection for worker in workers], timeout=0.2)
             for worker in workers:
                 while worker.connection.poll():
@@ -236,7 +237,7 @@ def _work(connection: Any, runs: Path, threads: int) -> None:
         except EOFError:
             return
         try:
-            answer: Any = run_stage(stage, runs, tell)
+            answer: Any = run_stage(stage, runs, progress=tell)
         except Exception as error:
             answer = (error, traceback.format_exc())  # which does not travel with the error
         connection.send(answer)
