@@ -71,6 +71,7 @@ docs: $(VENV)/ready
 	done
 	$(REPRODUCE) --report-only --fill README.md --fill docs/reproduce.md > /dev/null
 	cp runs/paper/report.md docs/paper-tables.md
+	$(BIN)/python docs/record_tables.py
 	$(BIN)/python docs/code_links.py
 
 clean:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from witnesses import Quiet
 from apportion.elastic.checkpoint import load, weights_digest
 from apportion.study import records
 from apportion.study.driver import local_driver as driver
-from apportion.study.experiment import current, read_experiment
+from apportion.study.experiment import current, parse_experiment, read_experiment
 from apportion.study.report.goal_tables import goal_table
 from apportion.study.report.markdown import fill
 from apportion.study.report.page import write_page
@@ -95,7 +96,7 @@ def ran(tmp_path_factory):
     (home / "small.toml").write_text(SMALL)
     plan = read_experiment(home / "small.toml")
     watcher = Quiet()
-    have = driver.run(plan, home / "runs", home / "small.jsonl", watcher, jobs=2)
+    have = driver.run(plan, home / "runs", results=home / "small.jsonl", watcher=watcher, jobs=2)
     return home, plan, have, watcher
 
 
@@ -119,12 +120,13 @@ def test_every_stage_leaves_its_records(ran):
     for record in have:
         if record["kind"] in ("stage", "latency"):
             assert {"time", "command", "versions", "machine", "seed"} <= set(record)
+        assert records.record_of(record).to_dict() == record
 
 
 def test_a_second_run_does_nothing(ran):
     home, plan, have, _ = ran
     again = Quiet()
-    assert driver.run(plan, home / "runs", home / "small.jsonl", again) == have
+    assert driver.run(plan, home / "runs", results=home / "small.jsonl", watcher=again) == have
     assert (again.trained, again.done) == (set(), [])
 
 
@@ -132,7 +134,8 @@ def test_records_alone_are_enough_not_to_train_again(ran, tmp_path):
     home, plan, _, _ = ran
     (tmp_path / "small.jsonl").write_text((home / "small.jsonl").read_text())
     watcher = Quiet()
-    driver.run(plan, tmp_path / "no models here", tmp_path / "small.jsonl", watcher, jobs=2)
+    results = tmp_path / "small.jsonl"
+    driver.run(plan, tmp_path / "no models here", results=results, watcher=watcher, jobs=2)
     assert watcher.done == []
 
 
@@ -143,7 +146,7 @@ def test_a_lost_record_is_measured_again_without_training(ran, tmp_path):
         if record["stage"] != lost.key:
             records.append(tmp_path / "small.jsonl", record)
     watcher = Quiet()
-    driver.run(plan, home / "runs", tmp_path / "small.jsonl", watcher)
+    driver.run(plan, home / "runs", results=tmp_path / "small.jsonl", watcher=watcher)
     assert watcher.done == [lost.label]
     assert watcher.trained == set()
 
@@ -158,7 +161,7 @@ def test_warm_starts_are_shared(ran):
 
 def test_one_job_and_two_give_the_same_weights(ran, tmp_path):
     home, plan, _, _ = ran
-    driver.run(plan, tmp_path / "runs", tmp_path / "small.jsonl", Quiet(), jobs=1)
+    driver.run(plan, tmp_path / "runs", results=tmp_path / "small.jsonl", watcher=Quiet())
     for stage in plan.stages:
         if stage.recipe:
             one, two = (checkpoint_folder(stage, h / "runs") for h in (tmp_path, home))
@@ -186,8 +189,24 @@ def test_a_stage_that_fails_ends_the_run_and_is_named(tmp_path):
     failing = SMALL.replace("epochs = 2\ngrid = true", "epochs = 2000\nlr = 1e30\nwarmup = 0.0", 1)
     (tmp_path / "small.toml").write_text(failing)
     plan = read_experiment(tmp_path / "small.toml")
-    with pytest.raises(ValueError, match=r"dense · data 1 · seed \d: the loss is"):
-        driver.run(plan, tmp_path / "runs", tmp_path / "small.jsonl", Quiet(), jobs=2)
+    with pytest.raises(ValueError, match=r"dense · data 1 · seed \d: the loss is") as failed:
+        results = tmp_path / "small.jsonl"
+        driver.run(plan, tmp_path / "runs", results=results, watcher=Quiet(), jobs=2)
+    assert "in run_stage" in str(failed.value.__cause__)  # where, in the other process
+    assert multiprocessing.active_children() == []
+
+
+def test_a_worker_that_is_killed_ends_the_run_and_leaves_nobody_behind(tmp_path):
+    class Killing(Quiet):
+        def ticked(self, stage, tick):
+            for worker in multiprocessing.active_children():
+                worker.kill()
+
+    plan = parse_experiment(SMALL.replace("epochs = 2", "epochs = 2000", 1))
+    with pytest.raises(OSError, match="a worker process was ended; run the same command again"):
+        results = tmp_path / "small.jsonl"
+        driver.run(plan, tmp_path / "runs", results=results, watcher=Killing(), jobs=2)
+    assert multiprocessing.active_children() == []
 
 
 def test_goals_are_judged_by_the_records(ran):

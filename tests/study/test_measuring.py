@@ -39,7 +39,8 @@ from apportion.serving.timing import FUSED, Timed, elastic_arms, measure, median
 from apportion.study import measuring
 from apportion.study.experiment import parse_experiment
 from apportion.study.measuring import time_stage
-from apportion.study.stages import Stage, Timing
+from apportion.study.protocols import Timing
+from apportion.study.stages import ScoredStage
 
 
 @pytest.fixture
@@ -246,7 +247,7 @@ def timed_stage(model, **timing):
     """A stage with random weights and scores, so that nothing has to be trained."""
     numbers = {"seed": 3, "budgets": (0.25, 0.5), "score": "random", "latency": True}
     timing = Timing(**{"batch": 4, "repeats": 5, "forms": ("soft", "cut"), **timing})
-    return Stage("scored", ToldApart(), model, timing=timing, **numbers)
+    return ScoredStage(method="scored", task=ToldApart(), model=model, timing=timing, **numbers)
 
 
 def test_a_stage_is_timed_after_warming_up_on_the_batch_that_it_says(tmp_path, monkeypatch):
@@ -267,7 +268,7 @@ def test_a_cut_model_of_transformers_is_timed_as_it_reloads(tmp_path, monkeypatc
     """As people would run it: in memory of its own, and of the class that a folder loads as."""
     seen = {}
 
-    def look(arms, batches, *_):
+    def look(arms, batches, **_):
         seen.update(arms=arms, inputs=batches[0])
         return []
 
@@ -293,7 +294,7 @@ def test_texts_are_timed_by_their_first_tokens(tmp_path, monkeypatch):
     """Short rows are the beginnings of the padded ones; grouped ones lose nothing but padding."""
     seen = []
 
-    def look(_arms, batches, _repeats, _threads, warmup, *_):
+    def look(_arms, batches, *, warmup, **_):
         seen.append((warmup, batches))
         return []
 
@@ -417,10 +418,9 @@ def test_a_study_says_how_often_its_models_warm_up(monkeypatch, tmp_path, asked,
     seen = []
     monkeypatch.setattr(measuring, "_arms", lambda *_: {})
     monkeypatch.setattr(measuring, "produce", lambda *_, **__: SimpleNamespace(model=None))
-    monkeypatch.setattr(measuring, "time_arms", lambda *given: seen.append(given) or [])
+    monkeypatch.setattr(measuring, "time_arms", lambda *_, **how: seen.append(how) or [])
     measuring.time_stage(study.stages[0], tmp_path)
-    (_, _, repeats, _, warmup, *_) = seen[0]
-    assert (repeats, warmup) == expected
+    assert (seen[0]["repeats"], seen[0]["warmup"]) == expected
     assert study.stages[0].key == parse_experiment(STAGE).stages[0].key
 
 

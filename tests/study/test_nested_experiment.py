@@ -29,7 +29,7 @@ from apportion.study.stages import checkpoint_folder
 def ran(tmp_path_factory):
     home = tmp_path_factory.mktemp("nested")
     plan = parse_experiment(STUDY)
-    have = driver.run(plan, home / "runs", home / "results.jsonl", Quiet())
+    have = driver.run(plan, home / "runs", results=home / "results.jsonl", watcher=Quiet())
     return plan, have, home / "runs"
 
 

@@ -101,7 +101,7 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def study(home):
     plan = parse_experiment(STUDY, home / "texts", home / "encoder")
-    have = driver.run(plan, home / "runs", home / "results.jsonl", Quiet())
+    have = driver.run(plan, home / "runs", results=home / "results.jsonl", watcher=Quiet())
     return plan, have
 
 

@@ -123,7 +123,7 @@ def ran(tmp_path_factory):
     home = tmp_path_factory.mktemp("study")
     (home / "study.toml").write_text(STUDY)
     plan = read_experiment(home / "study.toml", folder(home / "data"))
-    have = driver.run(plan, home / "runs", home / "study.jsonl", Quiet())
+    have = driver.run(plan, home / "runs", results=home / "study.jsonl", watcher=Quiet())
     return home, plan, have
 
 

@@ -24,11 +24,12 @@ from apportion.serving.prediction import ENCODING
 from apportion.serving.skipping import Skipping
 from apportion.serving.timing import elastic_arms
 from apportion.study.baselines import tfidf_logistic
-from apportion.study.driver.local_driver import _is_ready, unfinished
+from apportion.study.driver.local_driver import _is_ready, _startable, unfinished
 from apportion.study.experiment import parse_experiment
 from apportion.study.measuring import run_stage, time_stage
 from apportion.study.production import produce
-from apportion.study.stages import Stage, Timing
+from apportion.study.protocols import Timing
+from apportion.study.stages import ScoredStage, Stage, TrainedStage
 from apportion.training.loop import fit
 from apportion.training.recipes import ADAPT, BUDGETED, DENSE, NESTED, RECOVER, STATIC, recipe
 from apportion.training.schedule import (
@@ -75,10 +76,10 @@ def start_of(chosen, task, **shape):
 
 
 def stage(method="dense", recipe=DENSE, **facts) -> Stage:
-    if recipe is not None:
-        recipe = recipe.with_changes(epochs=1, batch_size=16)
-    shape = {"task": SPEC, "model": TINY, "seed": 3, "budgets": (0.25, 0.5)}
-    return Stage(method, recipe=recipe, **{**shape, **facts})
+    shape = {"method": method, "task": SPEC, "model": TINY, "seed": 3, "budgets": (0.25, 0.5)}
+    if recipe is None:
+        return ScoredStage(**{**shape, **facts})
+    return TrainedStage(recipe=recipe.with_changes(epochs=1, batch_size=16), **{**shape, **facts})
 
 
 # Rows.
@@ -543,6 +544,25 @@ def test_a_stage_waits_for_what_it_comes_from(tmp_path):
     produce(dense, tmp_path)
     assert ready(other, busy=[taught])
     assert not ready(taught, todo=[teacher])
+
+
+def test_stages_that_need_the_same_lost_model_do_not_start_together(tmp_path):
+    """The first makes it; the second would write the same folder."""
+    dense = stage()
+    first, second = stage("a", BUDGETED, parent=dense), stage("b", ADAPT, parent=dense)
+    apart = stage("apart", DENSE, seed=4)
+    waiting = [first, second, apart]
+
+    def started(free=2, busy=()):
+        keys = {made.key: made for made in waiting}
+        busy = {made.key for made in busy}
+        return _startable(waiting, tmp_path, busy=busy, todo=keys, free=free)
+
+    assert started() == [first, apart]
+    assert started(free=1) == [first] and started(free=0) == []
+    assert started(busy=[first]) == [apart]
+    produce(dense, tmp_path)
+    assert started() == [first, second]
 
 
 # Plans.

@@ -70,7 +70,7 @@ def run_plan(plan: Experiment, runs: Path, results: Path, jobs: int) -> list[dic
             _show_data(plan.stages[0].build_task())
         try:
             with Bars(err) as bars:
-                return driver.run(plan, runs, results, bars, jobs)
+                return driver.run(plan, runs, results=results, watcher=bars, jobs=jobs)
         except KeyboardInterrupt:
             err.print("stopped; the same command goes on where it was")
             raise typer.Exit(130) from None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -16,8 +17,9 @@ from apportion.files import check
 from apportion.method.units import UNITS, check_budget
 from apportion.models.encoder import EncoderConfig
 from apportion.study.goals import Goal
-from apportion.study.rules import check_goals, check_model, check_stage, check_timing
-from apportion.study.stages import Stage, Timing
+from apportion.study.protocols import Timing
+from apportion.study.rules import FIELDS, check_goals, check_model, kind_of_stage, taken_by
+from apportion.study.stages import Stage, TrainedStage
 from apportion.training.recipes import Recipe, recipe
 
 if sys.version_info >= (3, 11):
@@ -122,71 +124,137 @@ def current(experiment: Experiment, have: Iterable[Mapping[str, Any]]) -> list[d
 
 
 def experiment_of(
-    data: dict[str, Any], folder: Path | None = None, weights: Path | None = None
+    tables: Mapping[str, Any], folder: Path | None = None, weights: Path | None = None
 ) -> Experiment:
     """The experiment that the tables of a file describe."""
-    check("the file", data, _FILE)
+    check("the file", tables, _FILE)
     for needed in ("name", "seeds", "task", "model", "stage"):
-        if needed not in data:
+        if needed not in tables:
             raise ValueError(f"{needed!r} is missing")
-    data_seeds, seeds = _seeds(data["seeds"])
-    paired = data["seeds"].get("paired", False)
-    task = _task(data["task"], data_seeds[0], folder)
-    units = data.get("units", "heads")
-    budgets = tuple(check_budget(b) for b in data.get("budgets", BUDGETS[units]))
-    timing = _timing(data.get("timing", {}))
-    kinds = UNITS[units]
-    test_rows = data.get("test_rows")
+    data_seeds, seeds = _seeds(tables["seeds"])
+    task = _task(tables["task"], data_seeds[0], folder)
+    shared = _shared(tables, task, weights)
+    stages = _stages(tables, task, shared)
+    return Experiment(
+        name=tables["name"],
+        title=tables.get("title", tables["name"]),
+        task=task,
+        model=tables["model"],
+        data_seeds=data_seeds,
+        seeds=seeds,
+        budgets=shared["budgets"],
+        stages=stages,
+        rows=_rows(tables.get("row", ())),
+        goals=_goals(tables.get("goal", ()), stages),
+        paired=tables["seeds"].get("paired", False),
+        figure=_figure(tables.get("figure", ()), stages),
+        beside_paper=tables.get("beside_paper", ""),
+        test_rows=shared["test_rows"],
+    )
+
+
+def _shared(tables: Mapping[str, Any], task: TaskSpec, weights: Path | None) -> dict[str, Any]:
+    """What a file says of all its stages at once."""
+    units, test_rows = tables.get("units", "heads"), tables.get("test_rows")
     if test_rows is not None and (test_rows < 2 or not isinstance(task, Text)):
         raise ValueError(f"test_rows are two or more texts, not {test_rows} rows of this task")
+    return {
+        "budgets": tuple(check_budget(b) for b in tables.get("budgets", BUDGETS[units])),
+        "kinds": UNITS[units],
+        "timing": _timing(tables.get("timing", {})),
+        "test_rows": test_rows,
+        "weights": weights,
+    }
+
+
+def _stages(
+    tables: Mapping[str, Any], task: Marked | Text, shared: Mapping[str, Any]
+) -> tuple[Stage, ...]:
+    """The stages of all [[stage]] entries, seed by seed, in the order of the file."""
     stages: list[Stage] = []
-    for entry in data["stage"]:
+    for entry in tables["stage"]:
         check(f"stage {entry.get('method')!r}", entry, _STAGE | get_type_hints(Recipe))
         if "method" not in entry:
             raise ValueError("a [[stage]] has no method")
         if any(stage.method == entry["method"] for stage in stages):
             raise ValueError(f"there are two stages of method {entry['method']!r}")
-        model = {**data["model"], **entry.get("model", {})}
-        check_model(model, task, weights)
-        cells = [(d, s) for d in data_seeds for s in seeds]
-        if paired:
-            cells = list(zip(data_seeds, seeds, strict=True))
-        elif not entry.get("grid"):
-            cells = cells[: len(seeds)]
-        for data_seed, seed in cells:
-            cell = replace(task, seed=data_seed)
-            made = _stages_of(entry, cell, model, seed, budgets, stages)
-            stages += [
-                replace(s, timing=timing, weights=weights, kinds=kinds, test_rows=test_rows)
-                for s in made
-            ]
+        model = {**tables["model"], **entry.get("model", {})}
+        check_model(model, task, shared["weights"])
+        for data_seed, seed in _cells(tables["seeds"], whole_grid=entry.get("grid", False)):
+            cell = {**shared, "task": replace(task, seed=data_seed), "seed": seed, "model": model}
+            stages += _stages_of(entry, cell, stages)
     if len({stage.key for stage in stages}) < len(stages):
         raise ValueError("two of the stages are the same but for their names")
-    for section, kind in (("row", Row), ("goal", Goal)):
-        for row in data.get(section, ()):
-            check(f"[[{section}]]", row, get_type_hints(kind))
-    goals = tuple(Goal(**row) for row in data.get("goal", ()))
+    return tuple(stages)
+
+
+def _cells(table: Mapping[str, Any], *, whole_grid: bool) -> list[tuple[int, int]]:
+    """Pairs of a data seed and an optimisation seed; the first data seed's, where not all."""
+    if table.get("paired"):
+        return list(zip(table["data"], table["optimisation"], strict=True))
+    return list(product(table["data"] if whole_grid else table["data"][:1], table["optimisation"]))
+
+
+def _stages_of(
+    entry: Mapping[str, Any], cell: Mapping[str, Any], earlier: Sequence[Stage]
+) -> list[Stage]:
+    """The stages of one [[stage]] entry for one seed: one, or one per budget with `each`."""
+    kind = kind_of_stage(entry, cell["model"])
+    same_seeds = [s for s in earlier if (s.task.seed, s.seed) == (cell["task"].seed, cell["seed"])]
+    as_it_stands = {name: entry[name] for name in taken_by(kind) & set(entry) & set(_STAGE)}
+    made = []
+    for only in entry.get("each", [None]):
+        built: dict[str, Any] = {
+            FIELDS.get(key, key): _source(entry, key, only, same_seeds)
+            for key in ("from", "teacher")
+            if key in entry
+        }
+        if kind is TrainedStage:
+            built |= {"recipe": _recipe(entry, only), "only": only}
+        made.append(kind(**{**as_it_stands, **cell, **built}))
+    return made
+
+
+def _recipe(entry: Mapping[str, Any], only: float | None) -> Recipe:
+    """The recipe of a [[stage]] with its numbers; that of a specialist is for its budget alone."""
+    numbers = {name: value for name, value in entry.items() if name not in _STAGE}
+    chosen = recipe(entry["recipe"], **numbers)
+    if only is None:
+        return chosen
+    return chosen.with_changes(budgets=(only, only), select_at=(only,))
+
+
+def _source(
+    entry: Mapping[str, Any], key: str, only: float | None, earlier: Iterable[Stage]
+) -> Stage:
+    """The stage that a [[stage]] refers to; a specialist's is the specialist of its budget."""
+    found = [s for s in earlier if s.method == entry[key] and s.only in (None, only)]
+    if len(found) != 1:
+        raise ValueError(
+            f"stage {entry['method']!r} refers to {entry[key]!r}, which is not one earlier stage"
+        )
+    return found[0]
+
+
+def _rows(tables: Iterable[Mapping[str, Any]]) -> tuple[Row, ...]:
+    for table in tables:
+        check("[[row]]", table, get_type_hints(Row))
+    return tuple(Row(**table) for table in tables)
+
+
+def _goals(tables: Iterable[Mapping[str, Any]], stages: Sequence[Stage]) -> tuple[Goal, ...]:
+    for table in tables:
+        check("[[goal]]", table, get_type_hints(Goal))
+    goals = tuple(Goal(**table) for table in tables)
     check_goals(goals, stages)
-    check_timing(stages)
-    unknown = set(data.get("figure", ())) - {stage.method for stage in stages}
+    return goals
+
+
+def _figure(methods: Iterable[str], stages: Iterable[Stage]) -> tuple[str, ...]:
+    unknown = set(methods) - {stage.method for stage in stages}
     if unknown:
         raise ValueError(f"figure names {', '.join(sorted(unknown))}, which is no stage")
-    return Experiment(
-        name=data["name"],
-        title=data.get("title", data["name"]),
-        task=task,
-        model=data["model"],
-        data_seeds=data_seeds,
-        seeds=seeds,
-        budgets=budgets,
-        stages=tuple(stages),
-        rows=tuple(Row(**row) for row in data.get("row", ())),
-        goals=goals,
-        paired=paired,
-        figure=tuple(data.get("figure", ())),
-        beside_paper=data.get("beside_paper", ""),
-        test_rows=test_rows,
-    )
+    return tuple(methods)
 
 
 def _seeds(table: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -233,63 +301,6 @@ def _task(table: Mapping[str, Any], seed: int, folder: Path | None) -> Marked | 
     if table.get("kind") == "text" and "data" not in table:
         raise ValueError("[task] of kind 'text' needs data: a folder, or a name on the hub")
     return task_of({**table, "seed": seed}, folder)
-
-
-def _stages_of(
-    entry: Mapping[str, Any],
-    task: TaskSpec,
-    model: Mapping[str, Any],
-    seed: int,
-    budgets: tuple[float, ...],
-    earlier: Iterable[Stage],
-) -> list[Stage]:
-    """The stages of one [[stage]] entry for one seed: one, or one a budget with `each`."""
-    method = entry["method"]
-    numbers = {name: value for name, value in entry.items() if name not in _STAGE}
-
-    def find(key: str, only: float | None) -> Stage | None:
-        if key not in entry:
-            return None
-        found = [
-            s
-            for s in earlier
-            if (s.method, s.task.seed, s.seed) == (entry[key], task.seed, seed)
-            and s.only in (None, only)  # a specialist comes from the specialist of its budget
-        ]
-        if len(found) != 1:
-            raise ValueError(
-                f"stage {method!r} refers to {entry[key]!r}, which is not one earlier stage"
-            )
-        return found[0]
-
-    made = []
-    for only in entry.get("each", [None]):
-        how = recipe(entry["recipe"], **numbers) if "recipe" in entry else None
-        if how and only is not None:
-            how = how.with_changes(budgets=(only, only), select_at=(only,))
-        stage = Stage(
-            method=method,
-            task=task,
-            model=model,
-            seed=seed,
-            budgets=budgets,
-            recipe=how,
-            score=entry.get("score"),
-            baseline=entry.get("baseline"),
-            given=entry.get("given", False),
-            parent=find("from", only),
-            teacher=find("teacher", only),
-            only=only,
-            latency=entry.get("latency", False),
-            keep=entry.get("keep", 0),
-            nested=entry.get("nested", False),
-            repair=entry.get("repair", False),
-            sweep=entry.get("sweep", True),
-            made_by=entry.get("made_by", {}),
-        )
-        check_stage(stage, numbers)
-        made.append(stage)
-    return made
 
 
 # Of the tables, where a file names none.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,170 +15,143 @@ from torch import Tensor, nn
 from apportion.data.task import Split, Task
 from apportion.elastic.checkpoint import Checkpoint, load, save, weights_digest
 from apportion.elastic.elastic import Elastic, plain_of
-from apportion.elastic.evaluation import (
-    SWEEP,
-    Outcome,
-    Point,
-    evaluate,
-    is_monotone,
-    sweep,
-    swept_forms,
-)
+from apportion.elastic.evaluation import Outcome, Point, evaluate, is_monotone, sweep, swept_forms
 from apportion.method.allocation import allocate
 from apportion.method.units import Allocation
 from apportion.models.compute import count_parameters
 from apportion.models.encoder import Encoder
 from apportion.serving.prediction import time_predictions
 from apportion.serving.skipping import Skipping
-from apportion.serving.timing import (
-    Arms,
-    Timed,
-    elastic_arms,
-    time_arms,
-    time_switching,
-)
+from apportion.serving.timing import Arms, Timed, elastic_arms, time_arms, time_switching
+from apportion.study import records
 from apportion.study.baselines import BASELINES
 from apportion.study.production import produce
-from apportion.study.records import provenance
-from apportion.study.stages import Stage, Timing
+from apportion.study.protocols import Timing
+from apportion.study.stages import BaselineStage, ScoredStage, Stage, TrainedStage
 from apportion.training.progress import Tick, telling
 
 
 def run_stage(
-    stage: Stage, runs: Path, progress: Callable[[Tick], None] | None = None
+    stage: Stage, runs: Path, *, progress: Callable[[Tick], None] | None = None
 ) -> list[dict[str, Any]]:
     """Trains and measures one stage; the last record says that all of them are there."""
     started = time.monotonic()
-    if stage.baseline is not None:
-        return _run_baseline(stage, started)
-    task = stage.build_task()
-    checkpoint = produce(stage, runs, progress, task)
-    task = stage.measured_on(task)
-    model = checkpoint.model.to(stage.device)
-    tell = telling(progress, "measuring")
-    if stage.score is not None:
-        measured = _measure_scores(stage, checkpoint, task, tell)
-    elif isinstance(model, Elastic):
-        measured = _measure_elastic(stage, model, task, tell)
-    elif checkpoint.kept is not None:
-        outcome = replace(evaluate(model, task.test), cost=checkpoint.kept.cost)
-        measured = [_point("cut", stage.only or 1.0, outcome)]
+    measured: Sequence[records.Record]
+    made: dict[str, Any] = {"training": None}
+    if isinstance(stage, BaselineStage):
+        task = stage.measured_on(stage.task.build())
+        outcome, chosen = BASELINES[stage.baseline](task)
+        measured = [_point(stage, "baseline", 1.0, outcome, chosen=chosen)]
     else:
-        measured = [_point("dense", 1.0, evaluate(model, task.test))]
-    done = {
-        **_end_of(stage, task),
-        "weights": weights_digest(checkpoint.model),
-        "parameters": count_parameters(plain_of(checkpoint.model)),
-        "training": checkpoint.notes["training"] if stage.recipe else None,
-        "seconds": round(time.monotonic() - started, 1),  # measuring included
-    }
-    return [{**stage.names, **record} for record in (*measured, done)]
+        task = stage.build_task()
+        checkpoint = produce(stage, runs, progress=progress, task=task)
+        task = stage.measured_on(task)
+        measured = _measure(stage, checkpoint, task, telling(progress, "measuring"))
+        made["weights"] = weights_digest(checkpoint.model)
+        made["parameters"] = count_parameters(plain_of(checkpoint.model))
+        if isinstance(stage, TrainedStage):
+            made["training"] = checkpoint.notes["training"]
+    done = records.StageRecord(
+        **stage.names,
+        measures=stage.measures,
+        parent=stage.parent.key if stage.parent else None,
+        teacher=stage.teacher.key if stage.teacher else None,
+        recipe=stage.recipe.to_dict() if stage.recipe else None,
+        score=stage.score,
+        data=task.digest(),
+        facts=dict(task.facts),
+        seconds=round(time.monotonic() - started, 1),
+        **made,
+        **records.provenance(threads=torch.get_num_threads()),
+    )
+    return [record.to_dict() for record in (*measured, done)]
 
 
-def _run_baseline(stage: Stage, started: float) -> list[dict[str, Any]]:
-    """A method of another kind on the same rows, for the same table."""
-    assert stage.baseline is not None
-    task = stage.measured_on(stage.task.build())
-    outcome, chosen = BASELINES[stage.baseline](task)
-    point = {**_point("baseline", 1.0, outcome), "chosen": chosen}
-    seconds = round(time.monotonic() - started, 1)
-    done = {**_end_of(stage, task), "training": None, "seconds": seconds}
-    return [{**stage.names, **record} for record in (point, done)]
+def _measure(
+    stage: Stage, checkpoint: Checkpoint, task: Task, tell: Callable[[int, int], None]
+) -> Sequence[records.Record]:
+    """What a stage's model keeps: at its budgets if it has any, else as it is."""
+    model = checkpoint.model.to(stage.device)
+    if isinstance(stage, ScoredStage):
+        return _measure_scores(stage, checkpoint, task, tell)
+    if stage.has_gates:
+        return _measure_gates(stage, _elastic(checkpoint), task, tell)
+    outcome = evaluate(model, task.test)
+    if checkpoint.kept is None:
+        return [_point(stage, "dense", 1.0, outcome)]
+    return [_point(stage, "cut", stage.only or 1.0, replace(outcome, cost=checkpoint.kept.cost))]
 
 
-def _end_of(stage: Stage, task: Task) -> dict[str, Any]:
-    """What says that a stage's records are all there, and what they came from."""
-    return {
-        "kind": "stage",
-        "measures": stage.measures,
-        "parent": stage.parent and stage.parent.key,
-        "teacher": stage.teacher and stage.teacher.key,
-        "recipe": stage.recipe and stage.recipe.to_dict(),
-        "score": stage.score,
-        "data": task.digest(),
-        "facts": dict(task.facts),
-        **provenance(threads=torch.get_num_threads()),
-    }
+def _elastic(checkpoint: Checkpoint) -> Elastic:
+    """The model of a stage that has gates."""
+    assert isinstance(checkpoint.model, Elastic)
+    return checkpoint.model
 
 
 def _measure_scores(
     stage: Stage, checkpoint: Checkpoint, task: Task, tell: Callable[[int, int], None]
-) -> list[dict[str, Any]]:
+) -> list[records.Record]:
     """What a model keeps when the stage's scores choose its units."""
-    model, training = checkpoint.model, checkpoint.notes["training"]
-    assert isinstance(model, Elastic)
-    scores = {"kind": "scores", **{k: v for k, v in training.items() if k in _OF_SCORES}}
+    model, made = _elastic(checkpoint), checkpoint.notes["training"]
+    # Its provenance stands in the stage's last record; a fact that has no field is an error.
+    facts = {k: v for k, v in made.items() if k not in records.provenance(threads=0)}
     # Scores are an order of the units; half open, their gates mean nothing.
     forms = [form for form in swept_forms(model) if form != "soft"]
     points = sweep(model, task.test, budgets=stage.budgets, forms=forms, progress=tell)
-    return [scores, *_points(points)]
-
-
-_OF_SCORES = (
-    "scores",
-    "passes",
-    "rows",
-    "seconds",
-    "repair_rows",
-    "repair_held_out",
-    "repair_weighting",
-    "repair_share",
-    "repair_ridges",
-    "repair_seconds",
-    "share_of_passes",
-    "share_of_padded_passes",
-)
+    return [records.ScoresRecord(**stage.names, **facts), *_points(stage, points)]
 
 
 _RANKED_AT = (0.25, 0.75)  # where the paper compares the rankings of the gates
 
 
-def _measure_elastic(
+def _measure_gates(
     stage: Stage, model: Elastic, task: Task, tell: Callable[[int, int], None]
-) -> list[dict[str, Any]]:
+) -> list[records.Record]:
     """What a model keeps when its gates do: at its one budget, or at all of the sweep's."""
     if stage.only is not None:
-        return _points(sweep(model, task.test, budgets=(stage.only,), progress=tell))
-    budgets = sorted({*(SWEEP if stage.sweep else ()), *stage.budgets, 1.0})
+        return _points(stage, sweep(model, task.test, budgets=(stage.only,), progress=tell))
+    budgets = sorted({*stage.swept_at, *stage.budgets, 1.0})
     points = sweep(model, task.test, budgets=budgets, progress=tell)
-    records = _points(points)
+    found = _points(stage, points)
     if "cut" not in swept_forms(model):
-        records += _points(
-            sweep(model, task.test, budgets=stage.budgets, forms=("cut",), progress=tell)
-        )
-    records.append({"kind": "monotone", "monotone": is_monotone(points)})
+        cuts = sweep(model, task.test, budgets=stage.budgets, forms=("cut",), progress=tell)
+        found += _points(stage, cuts)
+    found.append(records.MonotoneRecord(**stage.names, monotone=is_monotone(points)))
     with torch.no_grad():
         for budget in sorted({*stage.budgets, *_RANKED_AT, 1.0}):
             # Enough digits to rank gates that hardly moved.
             z = [round(value, 8) for value in model.gates(budget).tolist()]
             # Where rankings are compared may lie below what the model was made for.
-            kept = allocate(
-                model.gates.scores(budget), model.units, budget=budget, floor=model.floor
+            scores = model.gates.scores(budget)
+            kept = allocate(scores, model.units, budget=budget, floor=model.floor)
+            found.append(
+                records.GatesRecord(**stage.names, budget=budget, z=z, kept=kept.to_dict())
             )
-            facts = {"kind": "gates", "budget": budget, "z": z, "kept": kept.to_dict()}
-            records.append(facts)
-    return records
+    return found
 
 
-def _points(points: Sequence[Point]) -> list[dict[str, Any]]:
-    return [_point(point.form, point.budget, point.outcome) for point in points]
+def _points(stage: Stage, points: Sequence[Point]) -> list[records.Record]:
+    return [_point(stage, point.form, point.budget, point.outcome) for point in points]
 
 
-def _point(form: str, budget: float, outcome: Outcome) -> dict[str, Any]:
-    return {
-        "kind": "point",
-        "form": form,
-        "budget": budget,
-        "split": "test",
-        "rows": outcome.rows,
-        "accuracy": round(outcome.accuracy, 6),
-        "loss": round(outcome.loss, 6),
-        "cost": round(outcome.cost, 6),
-    }
+def _point(
+    stage: Stage, form: str, budget: float, outcome: Outcome, chosen: Any = records.ABSENT
+) -> records.PointRecord:
+    return records.PointRecord(
+        **stage.names,
+        form=form,
+        budget=budget,
+        split="test",
+        rows=outcome.rows,
+        accuracy=round(outcome.accuracy, 6),
+        loss=round(outcome.loss, 6),
+        cost=round(outcome.cost, 6),
+        chosen=chosen,
+    )
 
 
 def time_stage(
-    stage: Stage, runs: Path, progress: Callable[[int, int], None] | None = None
+    stage: Stage, runs: Path, *, progress: Callable[[int, int], None] | None = None
 ) -> list[dict[str, Any]]:
     """Latency of a stage's model at each of its budgets, one thread, all arms side by side.
 
@@ -189,26 +162,40 @@ def time_stage(
     task = stage.build_task()
     arms = _arms(stage, runs, task)
     how = stage.timing
-    timed: list[dict[str, Any]] = []
+    timed: list[Mapping[str, Any]] = []
     if task.words is None:
         inputs, _ = task.test.batch(torch.arange(min(how.batch, len(task.test))))
         ways: dict[str | None, list[dict[str, Tensor]]] = {None: [inputs]}
         repeats, warmup = 41, 3
     else:
         rows = task.test.take(torch.arange(min(how.rows, len(task.test))))
-        ways = {protocol: _calls(rows, protocol, how) for protocol in stage.protocols}
+        ways = {protocol: _calls(rows, protocol, how) for protocol in how.protocols(stage.task)}
         repeats, warmup = 5, 1
     repeats = how.repeats or repeats
     warmup = warmup if how.warmup is None else how.warmup
     for protocol, batches in ways.items():
-        of_protocol = time_arms(arms, batches, repeats, 1, warmup, progress, stage.device)
+        latencies = time_arms(
+            arms,
+            batches,
+            repeats=repeats,
+            warmup=warmup,
+            threads=1,
+            device=stage.device,
+            progress=progress,
+        )
         named = {} if protocol is None else {"protocol": protocol}
-        timed += [{**record, **named} for record in of_protocol]
-    model = produce(stage, runs, task=task).model
-    if isinstance(model, Elastic) and model.form == "nested":
+        timed += [{**latency, **named} for latency in latencies]
+    if stage.form == "nested":
+        model = _elastic(produce(stage, runs, task=task))
         timed.append(time_switching(model, stage.timed_at))
     timed.append({"kind": "timing", "seconds": round(time.monotonic() - started, 1)})
-    return [{**stage.names, **record, **provenance()} for record in timed]
+    return _traced(stage, timed)
+
+
+def _traced(stage: Stage, measured: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What was timed, as records of a stage with their provenance."""
+    named = ({**stage.names, **values, **records.provenance()} for values in measured)
+    return [records.record_of(values).to_dict() for values in named]
 
 
 def _calls(rows: Split, protocol: str | None, how: Timing) -> list[dict[str, Tensor]]:
@@ -224,18 +211,17 @@ def _calls(rows: Split, protocol: str | None, how: Timing) -> list[dict[str, Ten
 
 def _arms(stage: Stage, runs: Path, task: Task) -> Arms:
     """What is timed: an elastic model at each budget, or a specialist beside what it was cut of."""
-    model = produce(stage, runs, task=task).model.to(stage.device)
-    if isinstance(model, Elastic):
+    made = produce(stage, runs, task=task)
+    if stage.has_gates:
+        model = _elastic(made).to(stage.device)
         reload = None if isinstance(model.model, Encoder) else _reloaded
         forms = stage.timing.forms
-        if forms is None and task.words is not None and model.form != "nested":
+        if forms is None and task.words is not None and stage.form != "nested":
             forms = _OF_TEXTS
         return elastic_arms(model, stage.timed_at, forms=forms, reload=reload)
     assert stage.parent and stage.only
-    scored = produce(stage.parent, runs, task=task).model
-    assert isinstance(scored, Elastic)
-    whole = scored.plain()
-    return {("dense", 1.0): Timed(whole, whole), ("cut", stage.only): Timed(model, model)}
+    whole, specialist = _elastic(produce(stage.parent, runs, task=task)).plain(), made.model
+    return {("dense", 1.0): Timed(whole, whole), ("cut", stage.only): Timed(specialist, specialist)}
 
 
 _OF_TEXTS = ("fused", "soft", "skip", "cut")
@@ -244,11 +230,14 @@ _OF_TEXTS = ("fused", "soft", "skip", "cut")
 def time_predictions_of(stage: Stage, runs: Path) -> list[dict[str, Any]]:
     """How much of the bare model's throughput predictions keep, at each budget of a text stage."""
     task = stage.build_task()
-    model = produce(stage, runs, task=task).model
-    assert isinstance(model, Elastic)
-    skipping = Skipping(model)
-    timed = [time_predictions(skipping.at(b), task, stage.timing.batch, b) for b in stage.timed_at]
-    return [{**stage.names, **record, **provenance()} for record in timed]
+    skipping = Skipping(_elastic(produce(stage, runs, task=task)))
+    return _traced(
+        stage,
+        [
+            time_predictions(skipping.at(budget), task, batch=stage.timing.batch, budget=budget)
+            for budget in stage.timed_at
+        ],
+    )
 
 
 def _reloaded(smaller: nn.Module, kept: Allocation) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from apportion.models.sites import largest_block
 from apportion.models.surgery import cut
 from apportion.study.experiment import task_of
 from apportion.study.records import provenance
-from apportion.study.stages import VERSIONS, Stage, checkpoint_folder
+from apportion.study.stages import VERSIONS, ScoredStage, Stage, TrainedStage, checkpoint_folder
 from apportion.training.loop import fit
 from apportion.training.progress import Tick, telling
 
@@ -32,6 +33,7 @@ from apportion.training.progress import Tick, telling
 def produce(
     stage: Stage,
     runs: Path,
+    *,
     progress: Callable[[Tick], None] | None = None,
     task: Task | None = None,
 ) -> Checkpoint:
@@ -58,20 +60,17 @@ def produce(
                 f"this is version {VERSIONS[producer]}, which can't make it again"
             )
     task = task or stage.build_task()
-    parent = produce(stage.parent, runs, progress, task) if stage.parent else None
+    source = partial(produce, runs=runs, progress=progress, task=task)
+    parent = source(stage.parent) if stage.parent else None
     start = parent.model if parent else new_model(stage, task)
-    teacher = produce(stage.teacher, runs, progress, task).model if stage.teacher else None
+    teacher = source(stage.teacher).model if stage.teacher else None
     kept: Allocation | None = None
     model: nn.Module
     facts: dict[str, Any]
-    if stage.given:
-        model, facts = start, {}
-    elif stage.recipe is None:
-        model, facts = _score(stage, start, task, teacher, progress)
-    else:
-        if stage.recipe.objective != "dense" and not isinstance(start, Elastic):
+    if isinstance(stage, TrainedStage):
+        if stage.has_gates and not isinstance(start, Elastic):
             start = Elastic(start, stage.kinds, length=task.length, block=largest_block(start))
-        elif stage.recipe.objective == "dense" and isinstance(start, Elastic):
+        elif not stage.has_gates and isinstance(start, Elastic):
             # A specialist: cut by its parent's gates at its own budget, then trained as it is.
             assert stage.parent and stage.only
             kept = start.made_for(start.form, stage.parent.floor).allocation(stage.only)
@@ -92,6 +91,10 @@ def produce(
             "seconds": round(fitted.seconds, 1),
             "processes": fitted.processes,
         }
+    elif isinstance(stage, ScoredStage):
+        model, facts = _score(stage, start, task, teacher, progress)
+    else:
+        model, facts = start, {}
     notes = {
         "task": dict(task.spec),
         "classes": list(task.classes),

@@ -116,7 +116,8 @@ def _run(
     for rerun in todo:
         name = rerun.study.name
         try:
-            driver.run(rerun.experiment, runs / name, results / f"{name}.jsonl", watcher, jobs)
+            file = results / f"{name}.jsonl"
+            driver.run(rerun.experiment, runs / name, results=file, watcher=watcher, jobs=jobs)
         except (OSError, ValueError) as error:  # the other studies can still run
             failed[name] = str(error)
             watcher.warned(f"{name} failed: {error}")

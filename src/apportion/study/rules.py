@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from apportion.data.task import TaskSpec
 from apportion.data.text import Text
-from apportion.elastic.scoring import SOURCES
 from apportion.files import check
 from apportion.models.encoder import EncoderConfig
 from apportion.models.sites import ARCHITECTURES
-from apportion.study.baselines import BASELINES
 from apportion.study.goals import Goal
-from apportion.study.stages import VERSIONS, Stage
+from apportion.study.stages import BaselineStage, GivenStage, ScoredStage, Stage, TrainedStage
+from apportion.training.recipes import Recipe
 
 _SIZES = ("layers", "heads", "hidden", "feedforward")
 _SHAPE = {
@@ -50,86 +50,45 @@ def check_model(model: Mapping[str, Any], task: TaskSpec, weights: Path | None) 
     EncoderConfig(vocabulary=1, length=task.length, **model)
 
 
-def check_stage(stage: Stage, numbers: Mapping[str, Any]) -> None:
-    """Complains of a stage that could not run, before any other has."""
-    ways = (stage.recipe, stage.score, stage.baseline, stage.given or None)
-    if sum(made is not None for made in ways) != 1:
-        raise ValueError(
-            f"stage {stage.method!r} needs one of a recipe, a score, a baseline or given = true"
-        )
-    for producer, version in stage.made_by.items():
-        if producer not in VERSIONS or version not in range(1, VERSIONS[producer] + 1):
-            known = ", ".join(f"{name} to {latest}" for name, latest in VERSIONS.items())
-            raise ValueError(
-                f"stage {stage.method!r} is made_by versions from 1 of {known}; "
-                f"not by {producer} {version!r}"
-            )
-    each = stage.only is not None
-    if stage.given:
-        asked = (stage.parent, stage.teacher, each, stage.latency, stage.keep, numbers)
-        if any(asked) or stage.nested or stage.repair:
-            raise ValueError(f"stage {stage.method!r} is a model as given: it needs nothing else")
-        if "pretrained" not in stage.model:
-            raise ValueError(f"stage {stage.method!r} is a model as given: [model] pretrained")
-        return
-    if stage.baseline is not None:
-        if stage.baseline not in BASELINES:
-            raise ValueError(f"unknown baseline {stage.baseline!r}; known: {', '.join(BASELINES)}")
-        if stage.parent or stage.teacher or each or stage.latency or numbers:
-            raise ValueError(f"stage {stage.method!r} is a baseline: it needs nothing else")
-        if not isinstance(stage.task, Text):
-            raise ValueError(f"stage {stage.method!r} is a baseline of texts; the task has none")
-        return
-    for source in (stage.parent, stage.teacher):
-        if source is not None and source.baseline is not None:
-            raise ValueError(
-                f"stage {stage.method!r} refers to {source.method!r}, a baseline without a model"
-            )
-    if stage.recipe is None:
-        if stage.score not in SOURCES:
-            raise ValueError(f"unknown score {stage.score!r}; known: {', '.join(SOURCES)}")
-        has_teacher = stage.teacher is not None and stage.teacher.has_gates
-        if has_teacher != (stage.score == "learned"):
-            raise ValueError("score 'learned', and no other, needs a teacher with gates")
-        if stage.repair and (not stage.nested or stage.keep):
-            raise ValueError(
-                f"stage {stage.method!r} has repair, which needs nested = true and no keep"
-            )
-        startless = stage.parent is None and "architecture" not in stage.model
-        if startless or each or numbers:
-            raise ValueError(
-                f"stage {stage.method!r} has a score: it needs 'from', and no more, or a [model] "
-                "of an architecture with random weights"
-            )
-        return
-    if stage.nested or stage.repair:
-        raise ValueError(f"stage {stage.method!r} has a recipe; nested and repair are of scores")
-    if stage.recipe.hidden and stage.teacher is None:
-        raise ValueError(f"stage {stage.method!r} has hidden, and no teacher to learn that from")
-    if stage.recipe.word_dropout and not isinstance(stage.task, Text):
-        raise ValueError(f"stage {stage.method!r} has word_dropout; the task has no words")
-    if stage.keep:
-        raise ValueError(
-            f"stage {stage.method!r} has a recipe, which has a floor; keep is of scores"
-        )
-    if stage.recipe.objective != "dense":
-        return
-    gates = stage.parent is not None and stage.parent.has_gates
-    if each != gates:
-        raise ValueError(
-            f"stage {stage.method!r} trains a plain model: from one with gates, it is cut at each "
-            "budget, and from any other there are no budgets"
-        )
-    if stage.latency and not each:
-        raise ValueError(f"stage {stage.method!r} has no gates, so it has no budgets to time")
+# The kinds of stages, by the key of a [[stage]] that asks for one, and what else each one takes.
+_KINDS: dict[str, tuple[type[Stage], str]] = {
+    "recipe": (
+        TrainedStage,
+        "has a recipe, and a floor with it; keep, nested and repair are of scores",
+    ),
+    "score": (
+        ScoredStage,
+        "has a score: it needs 'from', and no more, or a [model] of an architecture with random "
+        "weights",
+    ),
+    "baseline": (BaselineStage, "is a baseline: it needs nothing else"),
+    "given": (GivenStage, "is a model as given: it needs nothing else"),
+}
+_OF_ALL = {"method", "model", "grid", "sweep", "made_by"}  # keys that every kind takes
+FIELDS = {"from": "parent", "each": "only"}  # keys that a stage has under another name
 
 
-def check_timing(stages: Iterable[Stage]) -> None:
-    """Complains of a form that a stage's model could not be timed in."""
-    for stage in stages:
-        nested = stage.nested or (stage.recipe is not None and stage.recipe.form == "nested")
-        if nested and stage.latency and "soft" in (stage.timing.forms or ()):
-            raise ValueError(f"[timing] forms has soft, and stage {stage.method!r} is nested")
+def taken_by(kind: type[Stage]) -> set[str]:
+    """The values that a kind of stages is made of."""
+    return {field.name for field in fields(kind) if field.init}
+
+
+def kind_of_stage(entry: Mapping[str, Any], model: Mapping[str, Any]) -> type[Stage]:
+    """The kind that a [[stage]] asks for; complains of what that kind does not take."""
+    asked = [key for key in _KINDS if entry.get(key) not in (None, False)]
+    if len(asked) != 1:
+        raise ValueError(
+            f"stage {entry['method']!r} needs one of a recipe, a score, a baseline or given = true"
+        )
+    kind, takes = _KINDS[asked[0]]
+    own = taken_by(kind) - taken_by(Stage)
+    numbers = {field.name for field in fields(Recipe)}
+    taken = {*_OF_ALL, *asked, *own, *(numbers if kind is TrainedStage else ())}
+    others = [key for key in entry if FIELDS.get(key, key) not in taken]
+    startless = kind is ScoredStage and "from" not in entry and "architecture" not in model
+    if startless or any(key in numbers or entry[key] for key in others):
+        raise ValueError(f"stage {entry['method']!r} {takes}")
+    return kind
 
 
 def check_goals(goals: Iterable[Goal], stages: Iterable[Stage]) -> None:

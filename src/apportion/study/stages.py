@@ -1,4 +1,4 @@
-"""Stages: one model of one method and one seed, trained or scored, then measured.
+"""Stages: one model of one method and one seed, trained, scored or given, then measured.
 
 A stage is keyed by a hash of all that decides its weights, so a warm start is trained once and
 shared by all that come from it.
@@ -17,11 +17,13 @@ from typing import Any
 from apportion.data.task import Task, TaskSpec
 from apportion.data.text import Text
 from apportion.elastic.checkpoint import has_checkpoint
+from apportion.elastic.elastic import Form
 from apportion.elastic.evaluation import SWEEP
 from apportion.elastic.repairing import REPAIRED_AT
-from apportion.method.units import check_budget
+from apportion.elastic.scoring import SOURCES
 from apportion.models.hub import load_words
-from apportion.serving.timing import TIMED_FORMS
+from apportion.study.baselines import BASELINES
+from apportion.study.protocols import Timing
 from apportion.training.recipes import Recipe
 
 # The arithmetic that decides what stages make. Whoever changes it counts its version up: the stages
@@ -29,45 +31,12 @@ from apportion.training.recipes import Recipe
 VERSIONS = {"scoring": 1, "repair": 2, "training": 1}
 
 
-@dataclass(frozen=True)
-class Timing:
-    """How a model is timed; the defaults are the paper's for its own encoder.
-
-    Texts are padded to the whole length as the paper has it, grouped by length as people would
-    run it and, if asked for, taken one at a time, whole or their first tokens.
-    """
-
-    budgets: tuple[float, ...] | None = None  # those of the tables, if not all of them
-    batch: int = 64
-    rows: int = 2000  # of texts; where rows are all alike, one batch will do
-    repeats: int | None = None  # 5 over all rows of texts, or 41 of the one batch
-    warmup: int | None = (
-        None  # rounds before those: 1 over all rows of texts, or 3 of the one batch
-    )
-    single: bool = False
-    short: int | None = None  # also single rows of so many tokens
-    forms: tuple[str, ...] | None = None  # of those that are timed; all, of texts but the mask
-    predictions: bool = True  # also how much of the bare model's throughput `predict` keeps
-
-    def __post_init__(self) -> None:
-        for budget in self.budgets or ():
-            check_budget(budget)
-        for name, least in (("batch", 1), ("rows", 1), ("repeats", 5), ("warmup", 0), ("short", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"[timing] {name} must be at least {least}, not {value}")
-        unknown = sorted(set(self.forms or ()) - set(TIMED_FORMS))
-        if unknown:
-            raise ValueError(
-                f"[timing] forms are of {', '.join(TIMED_FORMS)}, not {', '.join(unknown)}"
-            )
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One model of one method and one seed.
+    """One model of one method and one seed: what its four kinds share.
 
-    Trained by a recipe; or the parent's, with scores; or a pretrained one as it was given.
+    A `TrainedStage` fits a recipe, a `ScoredStage` orders the units of a model, a `BaselineStage`
+    is a method of another kind, and a `GivenStage` is a pretrained model as it is.
     """
 
     method: str
@@ -75,24 +44,43 @@ class Stage:
     model: Mapping[str, Any]
     seed: int
     budgets: tuple[float, ...]  # of the tables
-    recipe: Recipe | None = None
-    score: str | None = None
-    baseline: str | None = None
-    given: bool = False
-    parent: Stage | None = None
-    teacher: Stage | None = None
-    only: float | None = None  # the one budget of a specialist
-    latency: bool = False  # this is the model that is timed
-    keep: int = 0  # units of each layer that scores leave, whatever they say
     kinds: tuple[str, ...] = ("heads",)  # of units that can be switched off
-    nested: bool = False  # scores give one order for all budgets, and units stand in it
-    repair: bool = False  # what stays makes up for what a budget switches off, in closed form
     sweep: bool = True  # measured at the sweep's budgets, and not only at those of the tables
     test_rows: int | None = None  # measured on so many, where not on the task's own
     made_by: Mapping[str, int] = field(default_factory=dict)  # versions, where not today's
-    timing: Timing = Timing()
+    timing: Timing = field(default_factory=Timing)
     weights: Path | None = None  # folder of the pretrained model, if not where its name says
     device: str = "cpu"  # where it is measured; training takes an accelerator where there is one
+
+    # What only some kinds have: this is the answer of the others. A kind that has it takes it in
+    # its own signature; `field()` there is what has no default.
+    recipe: Recipe | None = field(default=None, init=False)
+    score: str | None = field(default=None, init=False)
+    baseline: str | None = field(default=None, init=False)
+    parent: Stage | None = field(default=None, init=False)
+    teacher: Stage | None = field(default=None, init=False)
+    only: float | None = field(default=None, init=False)  # the one budget of a specialist
+    latency: bool = field(default=False, init=False)  # this is the model that is timed
+    keep: int = field(default=0, init=False)  # units of each layer that scores leave
+    nested: bool = field(default=False, init=False)  # scores give one order for all budgets
+    repair: bool = field(default=False, init=False)  # in closed form, after scoring
+    given: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        for producer, version in self.made_by.items():
+            if producer not in VERSIONS or version not in range(1, VERSIONS[producer] + 1):
+                known = ", ".join(f"{name} to {latest}" for name, latest in VERSIONS.items())
+                raise ValueError(
+                    f"stage {self.method!r} is made_by versions from 1 of {known}; "
+                    f"not by {producer} {version!r}"
+                )
+        for source in self.sources:
+            if source.baseline is not None:
+                raise ValueError(
+                    f"stage {self.method!r} refers to {source.method!r}, a baseline without a model"
+                )
+        if self.latency and self.form == "nested" and "soft" in (self.timing.forms or ()):
+            raise ValueError(f"[timing] forms has soft, and stage {self.method!r} is nested")
 
     @cached_property  # the driver asks for it all the time
     def key(self) -> str:
@@ -106,66 +94,74 @@ class Stage:
                 "score": self.score,
                 "parent": self.parent and self.parent.key,
                 "teacher": self.teacher and self.teacher.key,
-                **({"baseline": self.baseline} if self.baseline else {}),
-                **({"given": True} if self.given else {}),
-                **({"keep": self.keep} if self.keep else {}),
-                **({"kinds": list(self.kinds)} if self._has_other_units else {}),
-                **({"nested": True} if self.nested else {}),
-                **({"repair": True} if self.repair else {}),
-                **({"versions": newer} if (newer := self._later_versions) else {}),
+                **{name: value for name, value in self._later_parts.items() if value},
             }
         )
+
+    @property
+    def _later_parts(self) -> dict[str, Any]:
+        """What keys did not hold at first: it stands in one only where it changes something."""
+        producers = {"scoring": self.score, "repair": self.repair, "training": self.recipe}
+        versions = {name: self.version(name) for name, used in producers.items() if used}
+        return {
+            "baseline": self.baseline,
+            "given": self.given,
+            "keep": self.keep,
+            # A model without gates does not know of units that others switch off.
+            "kinds": self.has_gates and self.kinds != ("heads",) and list(self.kinds),
+            "nested": self.nested,
+            "repair": self.repair,
+            "versions": {name: version for name, version in versions.items() if version > 1},
+        }
+
+    @property
+    def form(self) -> Form | None:
+        """How its model applies a budget; None where it has no gates, and so no budgets."""
+        return None
+
+    @property
+    def floor(self) -> int:
+        """Units that each layer keeps at least."""
+        return 0
+
+    @property
+    def lowest(self) -> float:
+        """The smallest budget that its model is trained, repaired, measured or timed at."""
+        return min([*self.timed_at, *self.budgets, 1.0])
+
+    @property
+    def has_gates(self) -> bool:
+        """Whether its model has gates: learned ones, or set from scores."""
+        return self.form is not None
+
+    @property
+    def sources(self) -> tuple[Stage, ...]:
+        """The stages whose models it needs: its parent and its teacher, where it has them."""
+        return tuple(source for source in (self.parent, self.teacher) if source is not None)
 
     def version(self, producer: str) -> int:
         """The version of the arithmetic that makes it: today's, or one that it is kept at."""
         return self.made_by.get(producer, VERSIONS[producer])
 
-    @property
-    def _later_versions(self) -> dict[str, int]:
-        used = {"scoring": self.score, "repair": self.repair, "training": self.recipe}
-        versions = {producer: self.version(producer) for producer in used if used[producer]}
-        return {producer: version for producer, version in versions.items() if version > 1}
-
     def as_made_by(self, version: int) -> Stage:
         """The stage as it was when no producer was beyond a version, with all it comes from."""
-        return replace(
-            self,
-            made_by={producer: min(self.version(producer), version) for producer in VERSIONS},
-            parent=self.parent and self.parent.as_made_by(version),
-            teacher=self.teacher and self.teacher.as_made_by(version),
-        )
+        sources = {"parent": self.parent, "teacher": self.teacher}
+        changes: dict[str, Any] = {
+            name: made.as_made_by(version) for name, made in sources.items() if made
+        }
+        changes["made_by"] = {name: min(self.version(name), version) for name in VERSIONS}
+        return replace(self, **changes)
 
     @property
-    def _has_other_units(self) -> bool:
-        """Whether its gates are of more than heads; a model without gates does not know."""
-        return self.has_gates and self.kinds != ("heads",)
+    def swept_at(self) -> tuple[float, ...]:
+        """The budgets that gates are measured at, whatever the tables show."""
+        return SWEEP if self.sweep else ()
 
     @property
     def measures(self) -> str:
         """A hash of what is measured on it: a change of budgets measures again, trains not."""
-        swept = SWEEP if self.sweep else ()
-        rows = {"rows": self.test_rows} if self.test_rows else {}
-        return _digest({"budgets": self.budgets, "sweep": swept, "only": self.only, "v": 1, **rows})
-
-    @property
-    def has_gates(self) -> bool:
-        """Whether its model has gates: learned ones, or set from scores."""
-        return self.score is not None or (
-            self.recipe is not None and self.recipe.objective != "dense"
-        )
-
-    @property
-    def floor(self) -> int:
-        """Units that each layer keeps at least."""
-        return self.recipe.floor if self.recipe else self.keep
-
-    @property
-    def lowest(self) -> float:
-        """The smallest budget that its model is trained, repaired, measured or timed at."""
-        asked: list[float] = [*self.timed_at, *(REPAIRED_AT if self.repair else ())]
-        if self.only is None:
-            asked += [*self.budgets, *(SWEEP if self.recipe and self.sweep else ())]
-        return min([*asked, self.recipe.lowest if self.recipe else 1.0])
+        measured = {"budgets": self.budgets, "sweep": self.swept_at, "only": self.only, "v": 1}
+        return _digest(measured | ({"rows": self.test_rows} if self.test_rows else {}))
 
     def build_task(self) -> Task:
         """The task with its rows; a pretrained model brings its own words."""
@@ -193,14 +189,6 @@ class Stage:
         return self.timing.budgets or self.budgets
 
     @property
-    def protocols(self) -> tuple[str | None, ...]:
-        """How its rows are put together when it is timed; where all are alike, there is one way."""
-        if not isinstance(self.task, Text):
-            return (None,)
-        asked = (("single", self.timing.single), ("short", self.timing.short))
-        return ("padded", "grouped", *(name for name, wanted in asked if wanted))
-
-    @property
     def names(self) -> dict[str, Any]:
         """What each of its records says of where it belongs."""
         return {
@@ -216,6 +204,120 @@ class Stage:
         """For people: method, budget, seeds."""
         only = "" if self.only is None else f" {self.only:.2f}"
         return f"{self.method}{only} · data {self.task.seed} · seed {self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedStage(Stage):
+    """A model that a recipe trains: a new one, or its parent's, maybe for one budget alone.
+
+    A recipe for a plain model cuts a parent that has gates at that one budget, then trains it.
+    """
+
+    recipe: Recipe = field()
+    parent: Stage | None = None
+    teacher: Stage | None = None
+    only: float | None = None
+    latency: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.recipe.hidden and self.teacher is None:
+            raise ValueError(f"stage {self.method!r} has hidden, and no teacher to learn that from")
+        if self.recipe.word_dropout and not isinstance(self.task, Text):
+            raise ValueError(f"stage {self.method!r} has word_dropout; the task has no words")
+        if self.has_gates:
+            return
+        cut = self.parent is not None and self.parent.has_gates
+        if cut != (self.only is not None):
+            raise ValueError(
+                f"stage {self.method!r} trains a plain model: from one with gates, it is cut at "
+                "each budget, and from any other there are no budgets"
+            )
+        if self.latency and self.only is None:
+            raise ValueError(f"stage {self.method!r} has no gates, so it has no budgets to time")
+
+    @property
+    def form(self) -> Form | None:
+        """That of its recipe."""
+        return None if self.recipe.objective == "dense" else self.recipe.form
+
+    @property
+    def floor(self) -> int:
+        """That of its recipe."""
+        return self.recipe.floor
+
+    @property
+    def lowest(self) -> float:
+        """The smallest budget of its recipe, its sweep, its tables or its timing."""
+        measured = () if self.only is not None else (*self.budgets, *self.swept_at)
+        return min([*self.timed_at, *measured, self.recipe.lowest])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredStage(Stage):
+    """A model whose gates open its units in the order of their scores, without any training."""
+
+    score: str = field()
+    parent: Stage | None = None
+    teacher: Stage | None = None  # whose gates are the scores
+    latency: bool = False
+    keep: int = 0  # units of each layer that scores leave, whatever they say
+    nested: bool = False  # units stand in the one order of all budgets
+    repair: bool = False  # what stays makes up for what a budget switches off
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.score not in SOURCES:
+            raise ValueError(f"unknown score {self.score!r}; known: {', '.join(SOURCES)}")
+        has_teacher = self.teacher is not None and self.teacher.has_gates
+        if has_teacher != (self.score == "learned"):
+            raise ValueError("score 'learned', and no other, needs a teacher with gates")
+        if self.repair and (not self.nested or self.keep):
+            raise ValueError(
+                f"stage {self.method!r} has repair, which needs nested = true and no keep"
+            )
+
+    @property
+    def form(self) -> Form | None:
+        """Hard: scores are an order, and gates that are half open would mean nothing."""
+        return "nested" if self.nested else "hard"
+
+    @property
+    def floor(self) -> int:
+        """What it was told to keep."""
+        return self.keep
+
+    @property
+    def lowest(self) -> float:
+        """The smallest budget of its tables, its timing or its repair."""
+        repaired: tuple[float, ...] = REPAIRED_AT if self.repair else ()
+        return min([*self.timed_at, *self.budgets, *repaired, 1.0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineStage(Stage):
+    """A method of another kind on the same texts: it has no model to come from."""
+
+    baseline: str = field()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.baseline not in BASELINES:
+            raise ValueError(f"unknown baseline {self.baseline!r}; known: {', '.join(BASELINES)}")
+        if not isinstance(self.task, Text):
+            raise ValueError(f"stage {self.method!r} is a baseline of texts; the task has none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenStage(Stage):
+    """A pretrained model with its own classifier, as it was given."""
+
+    given: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "pretrained" not in self.model:
+            raise ValueError(f"stage {self.method!r} is a model as given: [model] pretrained")
 
 
 def is_done(stage: Stage, records: Iterable[Mapping[str, Any]]) -> bool:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol
@@ -46,7 +46,7 @@ class Watcher(Protocol):
 
 
 def run(
-    experiment: Experiment, runs: Path, results: Path, watcher: Watcher, jobs: int = 1
+    experiment: Experiment, runs: Path, *, results: Path, watcher: Watcher, jobs: int = 1
 ) -> list[dict[str, Any]]:
     """All records of an experiment, after running the stages whose records are not there yet.
 
@@ -59,10 +59,11 @@ def run(
         for number, stage in enumerate(todo):
             watcher.started(stage, len(todo) - number)
             started = time.monotonic()
-            records.append(results, *run_stage(stage, runs, partial(watcher.ticked, stage)))
+            new = run_stage(stage, runs, progress=partial(watcher.ticked, stage))
+            records.append(results, *new)
             watcher.finished(stage, time.monotonic() - started)
     elif todo:
-        _run_in_parallel(todo, runs, results, watcher, jobs)
+        _run_in_parallel(todo, runs, results=results, watcher=watcher, jobs=jobs)
     for number, stage in enumerate(to_time):
         watcher.started(stage, len(to_time) - number)
         started = time.monotonic()
@@ -95,7 +96,7 @@ def _is_timed(stage: Stage, have: Iterable[Mapping[str, Any]]) -> bool:
         and r.get("stage") == stage.key
         and r.get("device", "cpu") == device
     }
-    return timed >= set(product(stage.protocols, stage.timed_at))
+    return timed >= set(product(stage.timing.protocols(stage.task), stage.timed_at))
 
 
 def _has_throughput(stage: Stage, have: Iterable[Mapping[str, Any]]) -> bool:
@@ -113,53 +114,94 @@ def _has_throughput(stage: Stage, have: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def _run_in_parallel(
-    todo: list[Stage], runs: Path, results: Path, watcher: Watcher, jobs: int
+    todo: Sequence[Stage], runs: Path, *, results: Path, watcher: Watcher, jobs: int
 ) -> None:
-    context = get_context("spawn")
-    ticks: Any = context.Queue()
-    threads = max(1, (os.cpu_count() or 1) // jobs)
     by_key = {stage.key: stage for stage in todo}
-    running: dict[Future[list[dict[str, Any]]], tuple[Stage, float]] = {}
     waiting = list(todo)
-    pool = ProcessPoolExecutor(jobs, context, _begin_worker, (ticks, threads))
+    workers: list[_Worker] = []
     try:
-        while waiting or running:
-            busy = {stage.key for stage, _ in running.values()}
-            for stage in [s for s in waiting if _is_ready(s, runs, busy, by_key)]:
-                if len(running) == jobs:
-                    break
-                watcher.started(stage, len(waiting) + len(running))
-                running[pool.submit(_work, stage, runs)] = (stage, time.monotonic())
+        while waiting or any(worker.stage for worker in workers):
+            busy = {worker.stage.key for worker in workers if worker.stage}
+            for stage in _startable(waiting, runs, busy=busy, todo=by_key, free=jobs - len(busy)):
+                watcher.started(stage, len(waiting) + sum(bool(w.stage) for w in workers))
+                idle = [worker for worker in workers if worker.stage is None]
+                if not idle:
+                    idle = [_Worker(runs, threads=max(1, (os.cpu_count() or 1) // jobs))]
+                    workers += idle
+                idle[0].begin(stage)
                 waiting.remove(stage)
-                busy.add(stage.key)
-            done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-            while not ticks.empty():
-                key, tick = ticks.get()
-                watcher.ticked(by_key[key], tick)
-            for future in done:
-                stage, started = running.pop(future)
-                try:
-                    new = future.result()
-                except ValueError as error:
-                    raise ValueError(f"{stage.label}: {error}") from error
-                records.append(results, *new)
-                watcher.finished(stage, time.monotonic() - started)
-    except BaseException as error:
+            # Not for ever: a stage may save a model that others wait for long before its own end.
+            wait([worker.connection for worker in workers], timeout=0.2)
+            for worker in workers:
+                while worker.connection.poll():
+                    _hear(worker, results, watcher)
+    except BaseException:
         # The other stages would go on to their end with nobody to take their records.
-        for process in list(pool._processes.values()):
-            process.terminate()
-        if isinstance(error, BrokenProcessPool):
-            again = "run the same command again to go on"
-            raise OSError(f"a worker process was ended; {again}") from None
+        for worker in workers:
+            worker.process.terminate()
         raise
     finally:
-        pool.shutdown(cancel_futures=True)
+        for worker in workers:
+            worker.connection.close()  # ends one that waits for a stage
+            worker.process.join()
+
+
+class _Worker:
+    """A process that runs the stages that it is sent, one after the other."""
+
+    def __init__(self, runs: Path, threads: int) -> None:
+        context = get_context("spawn")
+        self.connection, its_end = context.Pipe()
+        self.process = context.Process(target=_work, args=(its_end, runs, threads))
+        self.process.start()
+        its_end.close()  # so that the end of the process is heard here
+        self.stage: Stage | None = None
+        self.began = 0.0
+
+    def begin(self, stage: Stage) -> None:
+        """Sends it a stage."""
+        self.stage, self.began = stage, time.monotonic()
+        self.connection.send(stage)
+
+
+def _hear(worker: _Worker, results: Path, watcher: Watcher) -> None:
+    """Takes one message of a worker: a step, a stage's records, or what went wrong."""
+    try:
+        message = worker.connection.recv()
+    except (EOFError, ConnectionResetError):
+        again = "run the same command again to go on"
+        raise OSError(f"a worker process was ended; {again}") from None
+    stage = worker.stage
+    assert stage is not None
+    if isinstance(message, Tick):
+        watcher.ticked(stage, message)
+    elif isinstance(message, list):
+        records.append(results, *message)
+        watcher.finished(stage, time.monotonic() - worker.began)
+        worker.stage = None
+    else:
+        error, where = message
+        if isinstance(error, ValueError):
+            error = ValueError(f"{stage.label}: {error}")
+        raise error from RuntimeError(f"in its worker:\n{where}")
+
+
+def _startable(
+    waiting: Iterable[Stage], runs: Path, *, busy: set[str], todo: Mapping[str, Stage], free: int
+) -> list[Stage]:
+    """The stages that can start now; one that starts may be what the next has to wait for."""
+    chosen: list[Stage] = []
+    for stage in waiting:
+        taken = busy | {started.key for started in chosen}
+        if len(chosen) < free and _is_ready(stage, runs, taken, todo):
+            chosen.append(stage)
+    return chosen
 
 
 def _is_ready(stage: Stage, runs: Path, busy: set[str], todo: Mapping[str, Stage]) -> bool:
     """Whether a stage can start: what it comes from is there, or nobody else will make it."""
-    for source in (stage.parent, stage.teacher):
-        if source is None or has_model(source, runs):
+    for source in stage.sources:
+        if has_model(source, runs):
             continue
         # A source whose records exist but whose model is gone is made again by the first stage
         # that needs it; a second one waits until that is done.
@@ -172,23 +214,33 @@ def _is_ready(stage: Stage, runs: Path, busy: set[str], todo: Mapping[str, Stage
 
 
 def _sources(stage: Stage) -> set[str]:
-    found: set[str] = set()
-    for source in (stage.parent, stage.teacher):
-        if source is not None:
-            found |= {source.key} | _sources(source)
-    return found
+    """The keys of all stages that a stage comes from."""
+    return {key for source in stage.sources for key in (source.key, *_sources(source))}
 
 
-_ticks: Any = None
-
-
-def _begin_worker(ticks: Any, threads: int) -> None:
-    global _ticks
-    _ticks = ticks
-    ticks.cancel_join_thread()  # what was not shown is not worth waiting for at the end
+def _work(connection: Any, runs: Path, threads: int) -> None:
+    """What a worker does until the process that started it closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends its workers
     torch.set_num_threads(threads)
     Thread(target=_end_with_parent, daemon=True).start()
+    last = 0.0
+
+    def tell(tick: Tick) -> None:
+        nonlocal last
+        if time.monotonic() - last > 0.5 or tick.step == tick.steps:
+            last = time.monotonic()
+            connection.send(tick)
+
+    while True:
+        try:
+            stage = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer: Any = run_stage(stage, runs, progress=tell)
+        except Exception as error:
+            answer = (error, traceback.format_exc())  # which does not travel with the error
+        connection.send(answer)
 
 
 def _end_with_parent() -> None:
@@ -197,15 +249,3 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-def _work(stage: Stage, runs: Path) -> list[dict[str, Any]]:
-    last = 0.0
-
-    def tell(tick: Tick) -> None:
-        nonlocal last
-        if time.monotonic() - last > 0.5 or tick.step == tick.steps:
-            last = time.monotonic()
-            _ticks.put((stage.key, tick))
-
-    return run_stage(stage, runs, tell)

@@ -1,0 +1,72 @@
+"""Writes docs/records.md from the dataclasses of the records: `python docs/record_tables.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from apportion.study.records import KINDS, Record, TracedRecord
+
+PAGE = Path(__file__).parent / "records.md"
+_START = (
+    "# Records\n"
+    "One JSON object per line, appended in one write when a stage is done. `make docs` writes this "
+    "page from the dataclasses in [`study.records`](../src/apportion/study/records.py#L1); "
+    "`records.read` returns the lines as they are, and `records.record_of` makes one a value of "
+    "its kind.\n\n"
+    "Where a point was measured twice, the tables show the newest. A field that is marked with `?` "
+    "is missing where it has no meaning, and in records from before there was one.\n"
+)
+_JSON = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    list: "list",
+    dict: "object",
+    type(None): "null",
+}
+
+
+def page() -> str:
+    """The whole page."""
+    shared = [
+        _section("Every record", Record, fields(Record)),
+        _section("Provenance", TracedRecord, _own(TracedRecord, Record)),
+    ]
+    return "\n".join([_START, *shared, *map(_section_of_kind, KINDS.values())])
+
+
+def _section_of_kind(kind: type[Record]) -> str:
+    traced = issubclass(kind, TracedRecord)
+    above = TracedRecord if traced else Record
+    more = " With its provenance." if traced else ""
+    return _section(f"`{kind.kind}`", kind, _own(kind, above), more)
+
+
+def _own(kind: type[Record], above: type[Record]) -> list[Field[Any]]:
+    known = {field.name for field in fields(above)}
+    return [field for field in fields(kind) if field.name not in known]
+
+
+def _section(title: str, kind: type[Record], shown: Sequence[Field[Any]], more: str = "") -> str:
+    hints = get_type_hints(kind, include_extras=True)
+    rows = []
+    for field in shown:
+        hint, meaning = get_args(hints[field.name])
+        optional = "" if field.default is MISSING else " ?"
+        rows.append(f"| `{field.name}`{optional} | {_type(hint)} | {meaning} |")
+    table = ["| field | JSON | holds |", "|---|---|---|", *rows]
+    return "\n".join([f"## {title}", f"{kind.__doc__}{more}", "", *table, ""])
+
+
+def _type(hint: Any) -> str:
+    """What JSON calls a type."""
+    known = _JSON.get(get_origin(hint) or hint)
+    return known or " or ".join(_type(one) for one in get_args(hint))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
