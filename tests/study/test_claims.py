@@ -20,7 +20,7 @@ from apportion.study.report.claim_tables import (
     overlap,
     paired_test,
 )
-from apportion.study.report.tables import beside, points_at, select
+from apportion.study.report.query import beside, points_at, select
 
 
 def cell(method, seed, **more):

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from apportion.study import records
-from apportion.study.report.tables import of_medians
+from apportion.study.report.query import of_medians
 
 
 def test_records_are_appended_and_read_back(tmp_path):

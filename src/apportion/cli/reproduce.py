@@ -15,7 +15,7 @@ from apportion.cli.main import AsJson, app, err
 if TYPE_CHECKING:
     from apportion.study.paper import PaperTable, Plan, Settings
     from apportion.study.report.paper_tables import Ran, Section
-    from apportion.study.report.tables import Table
+    from apportion.study.report.table import Table
 
 
 @app.command(
@@ -306,7 +306,7 @@ def _list(plan: Plan, chosen: Sequence[PaperTable], how: Settings) -> Table:
     """What each table needs, and how long it took where the plan's own records were made."""
     from apportion.study.paper import lacking_extras, part_of, study_experiment
     from apportion.study.report.paper_tables import Ran, expected_seconds
-    from apportion.study.report.tables import Table
+    from apportion.study.report.table import Table
 
     rows: list[tuple[str, ...]] = []
     for table in chosen:

@@ -15,8 +15,8 @@ from apportion.elastic.evaluation import SWEEP
 from apportion.files import check
 from apportion.method.units import KINDS, check_budget
 from apportion.models.encoder import EncoderConfig
-from apportion.study.goals import Goal
-from apportion.study.rules import check_goals, check_model, check_stage, check_timing
+from apportion.study.claims import Claim
+from apportion.study.rules import check_claims, check_model, check_stage, check_timing
 from apportion.study.stages import Stage, Timing
 from apportion.training.recipes import Recipe, recipe
 
@@ -54,7 +54,7 @@ class Experiment:
     budgets: tuple[float, ...]
     stages: tuple[Stage, ...]
     rows: tuple[Row, ...] = ()
-    goals: tuple[Goal, ...] = ()
+    claims: tuple[Claim, ...] = ()  # what it sets out to reach
     paired: bool = False  # each optimisation seed has the data seed of its place
     figure: tuple[str, ...] = ()  # methods that are drawn and swept, where not all are
     beside_paper: str = ""  # what to know before comparing with the paper's numbers
@@ -162,11 +162,11 @@ def experiment_of(
             ]
     if len({stage.key for stage in stages}) < len(stages):
         raise ValueError("two of the stages are the same but for their names")
-    for section, kind in (("row", Row), ("goal", Goal)):
+    for section, kind in (("row", Row), ("claim", Claim)):
         for row in data.get(section, ()):
             check(f"[[{section}]]", row, get_type_hints(kind))
-    goals = tuple(Goal(**row) for row in data.get("goal", ()))
-    check_goals(goals, stages)
+    claims = [Claim(**{**row, "over": tuple(row.get("over", ()))}) for row in data.get("claim", ())]
+    check_claims(claims, stages)
     check_timing(stages)
     unknown = set(data.get("figure", ())) - {stage.method for stage in stages}
     if unknown:
@@ -181,7 +181,7 @@ def experiment_of(
         budgets=budgets,
         stages=tuple(stages),
         rows=tuple(Row(**row) for row in data.get("row", ())),
-        goals=goals,
+        claims=tuple(claims),
         paired=paired,
         figure=tuple(data.get("figure", ())),
         beside_paper=data.get("beside_paper", ""),
@@ -309,7 +309,7 @@ _FILE = {
     "model": dict,
     "stage": tuple[dict[str, Any], ...],
     "row": tuple[dict[str, Any], ...],
-    "goal": tuple[dict[str, Any], ...],
+    "claim": tuple[dict[str, Any], ...],
 }
 _STAGE = {
     "method": str,

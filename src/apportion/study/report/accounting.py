@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from apportion.study.experiment import Experiment
-from apportion.study.report.tables import Records, Table, mean_sd, methods_of, select
+from apportion.study.report.query import Records, mean_sd, methods_of, select
+from apportion.study.report.table import Table
 
 
 def accounting_table(experiment: Experiment, records: Records) -> Table:

@@ -15,7 +15,7 @@ from apportion.study.experiment import Experiment
 from apportion.study.report.drawing import COLOURS, PAGE, STYLE, Picture, curve
 from apportion.study.report.nested_figures import nested_allocation, nested_pareto
 from apportion.study.report.nested_tables import is_nested
-from apportion.study.report.tables import (
+from apportion.study.report.query import (
     Records,
     asked,
     main_method,

@@ -14,7 +14,8 @@ from apportion.method.allocation import allocate
 from apportion.method.gates import Gates
 from apportion.method.units import Allocation, Units
 from apportion.study.experiment import Experiment
-from apportion.study.report.tables import Records, Table, asked, mean_sd, methods_of, select
+from apportion.study.report.query import Records, asked, mean_sd, methods_of, select
+from apportion.study.report.table import Table
 
 _LOW, _HIGH = 0.25, 0.75  # where the paper compares rankings
 _MIDDLE = 0.5

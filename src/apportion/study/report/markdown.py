@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from apportion.study.report.tables import Table
+from apportion.study.report.table import Table
 
 _PLACE = re.compile(
     r"(<!-- table: (?P<study>[\w-]+)/(?P<name>[\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL

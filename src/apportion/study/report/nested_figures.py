@@ -10,7 +10,7 @@ from matplotlib.ticker import PercentFormatter
 from apportion.method.units import KINDS
 from apportion.study.experiment import Experiment
 from apportion.study.report.drawing import COLOURS, Picture, curve
-from apportion.study.report.tables import Records, asked, main_method, methods_of, select
+from apportion.study.report.query import Records, asked, main_method, methods_of, select
 
 _CALLED = {"heads": "heads", "feedforward": "feed-forward blocks"}
 

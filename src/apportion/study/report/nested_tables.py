@@ -8,10 +8,9 @@ from typing import Any
 
 from apportion.serving.timing import SWITCHES
 from apportion.study.experiment import Experiment
-from apportion.study.report.tables import (
+from apportion.study.report.query import (
     BY_MACS,
     Records,
-    Table,
     asked,
     interval,
     main_method,
@@ -26,6 +25,7 @@ from apportion.study.report.tables import (
     times,
     timings,
 )
+from apportion.study.report.table import Table
 
 
 def is_nested(experiment: Experiment) -> bool:

@@ -24,8 +24,9 @@ from apportion.study.report.claim_tables import (
 from apportion.study.report.drawing import Picture
 from apportion.study.report.figures import study_figures
 from apportion.study.report.page import render
+from apportion.study.report.query import Records, mean_sd, methods_of, select
 from apportion.study.report.study_tables import study_tables
-from apportion.study.report.tables import Records, Table, mean_sd, methods_of, select
+from apportion.study.report.table import Table
 from apportion.study.stages import Stage, is_done
 
 

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from apportion.study.experiment import Experiment
-from apportion.study.report.tables import (
+from apportion.study.report.query import (
     BY_MACS,
     Records,
-    Table,
     asked,
     interval,
     main_method,
@@ -23,6 +22,7 @@ from apportion.study.report.tables import (
     select,
     times,
 )
+from apportion.study.report.table import Table
 
 _REMOVED = ("parameters", "head_parameters", "attention_macs", "layer_macs")
 _CALLED = {

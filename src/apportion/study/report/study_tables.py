@@ -7,19 +7,12 @@ import statistics
 from apportion.data.task import SPLITS
 from apportion.study.experiment import Experiment
 from apportion.study.report.accounting import accounting_table, time_table
+from apportion.study.report.claim_tables import goal_table
 from apportion.study.report.gate_tables import gate_tables
-from apportion.study.report.goal_tables import goal_table
 from apportion.study.report.nested_tables import is_nested, nested_budget_table, nested_tables
-from apportion.study.report.speed_tables import (
-    compute_table,
-    latency_table,
-    protocol_tables,
-    throughput_table,
-)
-from apportion.study.report.tables import (
+from apportion.study.report.query import (
     INTERVAL,
     Records,
-    Table,
     asked,
     beside,
     main_method,
@@ -34,6 +27,13 @@ from apportion.study.report.tables import (
     times_within,
     timings,
 )
+from apportion.study.report.speed_tables import (
+    compute_table,
+    latency_table,
+    protocol_tables,
+    throughput_table,
+)
+from apportion.study.report.table import Table
 
 
 def study_tables(experiment: Experiment, records: Records) -> list[Table]:

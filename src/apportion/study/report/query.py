@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from apportion.study.experiment import Experiment
@@ -14,26 +13,6 @@ Records = Sequence[Mapping[str, Any]]
 
 # Records that agree in these measured the same thing.
 _SAME = ("kind", "stage", "form", "budget", "batch", "protocol", "device")
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table for people: cells are text, and a note says what they have to know to read it."""
-
-    name: str
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-
-    def markdown(self) -> str:
-        """The table as GitHub shows it."""
-        lines = [
-            "| " + " | ".join(self.columns) + " |",
-            "|" + "---|" * len(self.columns),
-            *("| " + " | ".join(row) + " |" for row in self.rows),
-        ]
-        return "\n".join(lines) + (f"\n\n{self.note}" if self.note else "")
 
 
 def select(records: Records, **where: Any) -> list[Mapping[str, Any]]:
