@@ -13,11 +13,12 @@ from apportion.elastic.checkpoint import load, weights_digest
 from apportion.study import records
 from apportion.study.driver import local_driver as driver
 from apportion.study.experiment import current, read_experiment
+from apportion.study.report.accounting import accounting_table
 from apportion.study.report.claim_tables import goal_table
 from apportion.study.report.markdown import fill
 from apportion.study.report.page import write_page
 from apportion.study.report.query import select
-from apportion.study.report.study_tables import accounting_table, study_tables
+from apportion.study.report.study_tables import study_tables
 from apportion.study.stages import checkpoint_folder, is_done
 
 SMALL = """

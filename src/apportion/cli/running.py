@@ -21,8 +21,8 @@ from apportion.study import experiment, records
 from apportion.study.bars import Bars
 from apportion.study.driver import local_driver as driver
 from apportion.study.production import produce
+from apportion.study.report.budget_tables import budget_table
 from apportion.study.report.page import write_page
-from apportion.study.report.study_tables import budget_table
 from apportion.study.report.terminal import show
 from apportion.study.stages import was_done
 

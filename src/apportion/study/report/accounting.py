@@ -80,6 +80,56 @@ def time_table(experiment: Experiment, records: Records) -> Table:
     )
 
 
+def scoring_table(records: Records) -> Table:
+    """What it took to score the units one by one, beside a whole pass for each."""
+    found = [r for r in select(records, kind="scores") if "share_of_passes" in r]
+    rows = tuple(
+        (
+            r["method"],
+            str(r["seed"]),
+            str(r["passes"]),
+            f"{r['seconds']:.0f}",
+            f"{100 * r['share_of_passes']:.0f} %",
+            f"{100 * r['share_of_padded_passes']:.0f} %",
+        )
+        for r in found
+    )
+    return Table(
+        "scoring",
+        "Switching each unit off by itself",
+        ("method", "seed", "units", "seconds", "of whole passes", "of whole padded passes"),
+        rows,
+        "Seconds of the process that did it, and their share of a pass from the embeddings for "
+        "each unit: over the same batches, rows of like length together, and over rows padded to "
+        "the whole length.",
+    )
+
+
+def conversion_table(records: Records) -> Table:
+    """How long it took to convert a model without training it."""
+    found = [r for r in select(records, kind="scores") if "repair_seconds" in r]
+    rows = []
+    for method in dict.fromkeys(r["method"] for r in found):
+        of_method = [r for r in found if r["method"] == method]
+        rows.append(
+            (
+                method,
+                str(len(of_method)),
+                str(of_method[0].get("rows", "–")),
+                mean_sd([r["seconds"] for r in of_method if "seconds" in r], 0),
+                str(of_method[0]["repair_rows"]),
+                mean_sd([r["repair_seconds"] for r in of_method], 0),
+            )
+        )
+    return Table(
+        "conversion",
+        "Without training: what it took",
+        ("method", "runs", "rows scored", "seconds", "rows for the repair", "seconds of it"),
+        tuple(rows),
+        "Seconds of the process that did it, one thread where it ran beside others.",
+    )
+
+
 def _trained(record: Mapping[str, Any], ran: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The stages that had to be trained for one, itself first."""
     chain = [record["stage"]] if record["recipe"] else []

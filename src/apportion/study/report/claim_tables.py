@@ -178,10 +178,10 @@ def goal_table(experiment: Experiment, records: Records) -> Table:
 
 
 HOW_JUDGED = (
-    "A verdict is on means over seeds, unless it asks for the lowest, highest, a split or an "
+    "A verdict is on means over seeds, unless it asks for the lowest or highest, a split or an "
     "overlap. The test is a paired t-test over seeds, two-sided; with three seeds only a large and "
-    "steady difference can reach 0.05. A speed stands with the widest of the seeds' 95 % intervals and "
-    "its processor; two are compared only if one run timed both."
+    "steady difference can reach 0.05. A speed stands with the widest of the seeds' 95 % intervals "
+    "and its processor; two are compared only if one run timed both."
 )
 HOW_CONSTRUCTED = (
     "True by construction is what no result could contradict: it follows from what was set up, or "

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from apportion.serving.timing import SWITCHES
 from apportion.study.experiment import Experiment
 from apportion.study.report.query import (
     BY_MACS,
@@ -184,6 +185,43 @@ def throughput_table(records: Records) -> Table:
         "The model has one thread. Bare, it takes batches that were encoded before; predict reads "
         "CSV, encodes in a thread of its own a chunk ahead, calls the model on the same batches "
         "and writes CSV.",
+    )
+
+
+def switching_table(records: Records) -> Table:
+    """What it takes to change the budget of a model that is running."""
+    rows = tuple(
+        (
+            r["method"],
+            str(r["seed"]),
+            str(len(r["budgets"])),
+            f"{r['switch_us']:.2f}",
+            f"{r['slowest_us']:.1f}",
+            f"{r['first_ms']:.1f}",
+            f"{r['extra_bytes']:,}",
+            f"{r['object_bytes']:,}",
+            f"{100 * (r['extra_bytes'] + r['object_bytes']) / r['whole_bytes']:.1f}",
+        )
+        for r in select(records, kind="switching")
+    )
+    return Table(
+        "switching",
+        "Changing the budget",
+        (
+            "method",
+            "seed",
+            "budgets",
+            "switch, µs",
+            "slowest, µs",
+            "first time, ms",
+            "bytes of weights beside the dense ones",
+            "bytes of Python objects",
+            "both, of the dense model, %",
+        ),
+        rows,
+        f"A switch is the median of {SWITCHES:,} between budgets that were asked for before; the "
+        "first time that a budget is asked for, its modules are made, which hold views of the "
+        "weights.",
     )
 
 
