@@ -159,6 +159,9 @@ def test_the_report_compares_the_one_checkpoint_with_its_yardsticks(ran):
     (row,) = [row for row in against.rows if row[0] == "0.25"]
     assert row[-1] == f"{100 * (nested - specialist):+.2f}"
     assert [row[0] for row in tables["budgets"].rows] == ["0.25", "0.50", "1.00"]
+    paid = ("budget asked", "cost paid", "accuracy", "against dense", "speed, views")
+    assert tables["budgets"].columns[:5] == paid
+    assert not {"sweep", "ranking", "movement"} & set(tables)  # its gates are not soft
     assert tables["switching"].rows[0][6] == "0"  # no weight is copied
     assert {p.name for p in study_figures(plan, have)} == {"pareto", "allocation", "speed"}
 
