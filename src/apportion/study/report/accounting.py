@@ -54,17 +54,16 @@ def time_table(experiment: Experiment, records: Records) -> Table:
     rows = []
     total = 0.0
     for method in methods_of(experiment):
-        done = [
-            r["training"] for r in select(records, kind="stage", method=method) if r["training"]
-        ]
-        if done:
-            seconds = [t["seconds"] for t in done]
+        stages = select(records, kind="stage", method=method)
+        trainings = [stage["training"] for stage in stages if stage["training"]]
+        if trainings:
+            seconds = [training["seconds"] for training in trainings]
             total += sum(seconds)
             rows.append(
                 (
                     method,
-                    str(len(done)),
-                    str(done[0]["epochs"]),
+                    str(len(trainings)),
+                    str(trainings[0]["epochs"]),
                     mean_sd(seconds, 0),
                     f"{sum(seconds) / 60:.0f}",
                 )
@@ -82,27 +81,24 @@ def time_table(experiment: Experiment, records: Records) -> Table:
 
 def scoring_table(records: Records) -> Table:
     """What it took to score the units one by one, beside a whole pass for each."""
-    found = [r for r in select(records, kind="scores") if "share_of_passes" in r]
-    rows = tuple(
-        (
-            r["method"],
-            str(r["seed"]),
-            str(r["passes"]),
-            f"{r['seconds']:.0f}",
-            f"{100 * r['share_of_passes']:.0f} %",
-            f"{100 * r['share_of_padded_passes']:.0f} %",
-        )
-        for r in found
-    )
-    return Table(
-        "scoring",
-        "Switching each unit off by itself",
-        ("method", "seed", "units", "seconds", "of whole passes", "of whole padded passes"),
-        rows,
+    rows = [
+        {
+            "method": r["method"],
+            "seed": str(r["seed"]),
+            "units": str(r["passes"]),
+            "seconds": f"{r['seconds']:.0f}",
+            "of whole passes": f"{100 * r['share_of_passes']:.0f} %",
+            "of whole padded passes": f"{100 * r['share_of_padded_passes']:.0f} %",
+        }
+        for r in select(records, kind="scores")
+        if "share_of_passes" in r
+    ]
+    note = (
         "Seconds of the process that did it, and their share of a pass from the embeddings for "
         "each unit: over the same batches, rows of like length together, and over rows padded to "
-        "the whole length.",
+        "the whole length."
     )
+    return Table.of_rows("scoring", "Switching each unit off by itself", rows, note)
 
 
 def conversion_table(records: Records) -> Table:
@@ -112,22 +108,17 @@ def conversion_table(records: Records) -> Table:
     for method in dict.fromkeys(r["method"] for r in found):
         of_method = [r for r in found if r["method"] == method]
         rows.append(
-            (
-                method,
-                str(len(of_method)),
-                str(of_method[0].get("rows", "–")),
-                mean_sd([r["seconds"] for r in of_method if "seconds" in r], 0),
-                str(of_method[0]["repair_rows"]),
-                mean_sd([r["repair_seconds"] for r in of_method], 0),
-            )
+            {
+                "method": method,
+                "runs": str(len(of_method)),
+                "rows scored": str(of_method[0].get("rows", "–")),
+                "seconds": mean_sd([r["seconds"] for r in of_method if "seconds" in r], 0),
+                "rows for the repair": str(of_method[0]["repair_rows"]),
+                "seconds of it": mean_sd([r["repair_seconds"] for r in of_method], 0),
+            }
         )
-    return Table(
-        "conversion",
-        "Without training: what it took",
-        ("method", "runs", "rows scored", "seconds", "rows for the repair", "seconds of it"),
-        tuple(rows),
-        "Seconds of the process that did it, one thread where it ran beside others.",
-    )
+    note = "Seconds of the process that did it, one thread where it ran beside others."
+    return Table.of_rows("conversion", "Without training: what it took", rows, note)
 
 
 def _trained(record: Mapping[str, Any], ran: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -109,18 +109,18 @@ def against_table(experiment: Experiment, records: Records) -> Table:
         for method in methods_of(experiment)
         if forms_of(records, method) == {"cut"}
     }
-    alone = [m for m in found if any(stage.only for stage in experiment.stages_of(m))]
-    if len(alone) == len(found):  # no model here has an order for all budgets
+    one_budget = [m for m in found if any(stage.only for stage in experiment.stages_of(m))]
+    if len(one_budget) == len(found):  # no model here has an order for all budgets
         found = {}
     rows = []
     for budget in sorted({p["budget"] for points in found.values() for p in points}):
         at = {m: [p for p in points if p["budget"] == budget] for m, points in found.items()}
         row = {"budget": asked(budget)} | {m: percent(at[m]) for m in found}
-        for method in alone:
+        for method in one_budget:
             row[f"{main} - {method}"] = difference(at[main], at[method]) if main in at else "–"
         rows.append(row)
     means = []
-    for method in alone if main in found else ():
+    for method in one_budget if main in found else ():
         both = {p["budget"] for p in found[method]}
         pairs = differences([p for p in found[main] if p["budget"] in both], found[method])
         if pairs:

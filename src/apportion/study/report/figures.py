@@ -122,9 +122,9 @@ def _frame_what_was_trained(
             means[p["method"], p["form"], p["budget"]] = statistics.mean(
                 q["accuracy"] for q in of_point
             )
-    own = [mean for (method, _, _), mean in means.items() if method in trained]
-    room = max(max(own) - min(own), 0.02)
-    low, high = min(own) - 0.4 * room, max(own) + 0.4 * room
+    of_trained = [mean for (method, _, _), mean in means.items() if method in trained]
+    room = max(max(of_trained) - min(of_trained), 0.02)
+    low, high = min(of_trained) - 0.4 * room, max(of_trained) + 0.4 * room
     axes.set_ylim(low, min(high, 1.03))  # a spread may reach above 100 %, accuracy does not
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if room > 0.1 else 1))
     outside = [

@@ -46,7 +46,7 @@ def study_tables(experiment: Experiment, records: Records) -> list[Table]:
         switching_table(records),
         conversion_table(records),
         *method_tables(experiment, records),
-        data_table(experiment, records),
+        data_table(records),
         grid_table(experiment, records),
         sweep_table(experiment, records),
         latency_table(records),
@@ -118,7 +118,7 @@ def _method_table(experiment: Experiment, records: Records, name: str) -> Table:
     )
 
 
-def data_table(experiment: Experiment, records: Records) -> Table:
+def data_table(records: Records) -> Table:
     """What is known of a task's texts, averaged over the seeds that drew them."""
     found = {
         record["data_seed"]: record["facts"]["splits"]
@@ -127,32 +127,22 @@ def data_table(experiment: Experiment, records: Records) -> Table:
     }
     rows = []
     for split in SPLITS if found else ():
-        of_split = [facts[split] for facts in found.values()]
+        facts = [splits[split] for splits in found.values()]
         rows.append(
-            (
-                split,
-                f"{of_split[0]['rows']:,}",
-                mean_sd([f["tokens"] for f in of_split], 1),
-                mean_sd([100 * f["full"] for f in of_split], 2),
-                mean_sd([100 * f["unknown"] for f in of_split], 2),
-                " / ".join(str(f["duplicates"]) for f in of_split),
-            )
+            {
+                "split": split,
+                "rows": f"{facts[0]['rows']:,}",
+                "words in a text": mean_sd([fact["tokens"] for fact in facts], 1),
+                "as long as the limit, %": mean_sd([100 * fact["full"] for fact in facts], 2),
+                "unknown words, %": mean_sd([100 * fact["unknown"] for fact in facts], 2),
+                "duplicates": " / ".join(str(fact["duplicates"]) for fact in facts),
+            }
         )
-    return Table(
-        "data",
-        "The texts",
-        (
-            "split",
-            "rows",
-            "words in a text",
-            "as long as the limit, %",
-            "unknown words, %",
-            "duplicates",
-        ),
-        tuple(rows),
+    note = (
         f"Over {len(found)} draws. Duplicates, a number a draw: of training rows those that stand "
-        "there twice, of the others those whose text is also in training.",
+        "there twice, of the others those whose text is also in training."
     )
+    return Table.of_rows("data", "The texts", rows, note)
 
 
 def grid_table(experiment: Experiment, records: Records) -> Table:

@@ -33,11 +33,11 @@ def unit_figures(experiment: Experiment, records: Records) -> list[Picture]:
     return [*([gate_map(of_run)] if gated else []), allocation_map(of_run)]
 
 
-def gate_map(found: Records) -> Picture:
+def gate_map(of_run: Records) -> Picture:
     """Gates by layer and head at each budget, for one seed."""
-    figure, panels = _panels(found)
+    figure, panels = _panels(of_run)
     image = None
-    for axes, record in zip(panels, found, strict=True):
+    for axes, record in zip(panels, of_run, strict=True):
         rows = _by_layer(record)
         image = axes.imshow(rows, cmap="cividis", vmin=0, vmax=1, aspect="equal")
         _label_grid(axes, rows, f"B = {asked(record['budget'])}")
@@ -49,20 +49,20 @@ def gate_map(found: Records) -> Picture:
                 )
     assert image is not None
     figure.colorbar(image, ax=list(panels), shrink=0.8, label="z(B)")
-    caption = f"How far each head is open at each budget ({_whose(found[0])})."
+    caption = f"How far each head is open at each budget ({_whose(of_run[0])})."
     return Picture("gates", "Gates by layer and head", caption, figure)
 
 
-def allocation_map(found: Records) -> Picture:
+def allocation_map(of_run: Records) -> Picture:
     """The heads that each budget keeps, for one seed."""
-    figure, panels = _panels(found)
-    for axes, record in zip(panels, found, strict=True):
+    figure, panels = _panels(of_run)
+    for axes, record in zip(panels, of_run, strict=True):
         rows = _by_layer(record)
         kept = [record["kept"][f"layer {layer}"]["heads"] for layer in range(len(rows))]
         shown = [[1.0 if h in kept[n] else 0.0 for h in range(len(r))] for n, r in enumerate(rows)]
         axes.imshow(shown, cmap="Blues", vmin=0, vmax=1.35, aspect="equal")
         _label_grid(axes, rows, f"B = {asked(record['budget'])}\n{sum(map(len, kept))} heads")
-    caption = f"The heads that stay at each budget ({_whose(found[0])})."
+    caption = f"The heads that stay at each budget ({_whose(of_run[0])})."
     return Picture("allocation", "What each budget buys", caption, figure)
 
 
