@@ -137,7 +137,7 @@ def check_claims(claims: Iterable[Claim], stages: Iterable[Stage]) -> None:
     of_method = {stage.method: stage for stage in stages}
     for claim in claims:
         where = f"[[claim]] {claim.says!r}"
-        check_claim(claim, where)
+        check_claim(claim, "the experiment")
         methods = [method for method in (claim.method, claim.against) if method]
         for method in methods:
             if method not in of_method:

@@ -63,9 +63,9 @@ def pareto(experiment: Experiment, records: Records) -> Picture | None:
                 # Specialists that were cut before they were trained know no other form.
                 points = select(records, kind="point", method=method, form="cut")
             if points:
-                alone = any(stage.only for stage in experiment.stages_of(method))
+                one_budget = any(stage.only for stage in experiment.stages_of(method))
                 swept = bool(select(records, kind="monotone", method=method))
-                curve(axes, points, method, number, line=swept or not (gated or alone))
+                curve(axes, points, method, number, line=swept or not (gated or one_budget))
             elif "baseline" in forms[method]:
                 _draw_level(axes, select(records, kind="point", method=method), method)
         axes.set(title=title, xlabel="cost paid", xlim=(0, 1.03))
