@@ -16,11 +16,14 @@ from apportion.study.report.claim_tables import (
     UNTESTED,
     claim_table,
     count_verdicts,
+    goal_table,
+    interval_of_mean,
     judge,
     overlap,
     paired_test,
 )
-from apportion.study.report.tables import beside, points_at, select
+from apportion.study.report.gate_tables import gate_tables
+from apportion.study.report.query import beside, points_at, select
 
 
 def cell(method, seed, **more):
@@ -183,6 +186,71 @@ def test_what_can_not_fail_is_never_counted_as_holding():
     table = PaperTable("t", "T", "Table 1", "study", claims=(claim, OVER_DENSE))
     counts = count_verdicts([claim_table(table, Asked(), HAVE)])
     assert (counts[HOLDS], counts[BY_CONSTRUCTION]) == (1, 1)
+
+
+def test_an_interval_is_of_the_mean_over_seeds():
+    low, high = interval_of_mean([1.0, 2.0, 3.0])
+    assert (low, high) == pytest.approx((2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-4)
+    assert interval_of_mean([1.0]) is None and interval_of_mean([1.0, 1.0]) is None
+    assert judge(OVER_DENSE, Asked(), HAVE).interval == "-1.48 to +3.48"  # of the differences
+    lowest = replace(OVER_DENSE, against="", statistic="lowest")
+    assert judge(lowest, Asked(), HAVE).interval == "–"  # it is of means
+
+
+def test_every_seed_has_to_pass_and_the_highest_to_stay_below():
+    claim = replace(OVER_DENSE, against="", at_least=None)
+    assert verdict_of(claim, HAVE, every_above=89.99) == HOLDS
+    assert verdict_of(claim, HAVE, every_above=90.0) == FAILS  # above, not at
+    assert verdict_of(claim, HAVE, every_above=89.99, at_least=93.0) == FAILS
+    assert verdict_of(claim, HAVE, statistic="highest", at_most=94.0) == HOLDS
+    assert verdict_of(claim, HAVE, statistic="highest", at_most=93.99) == FAILS
+
+
+def test_a_ratio_is_taken_seed_by_seed():
+    have = [*latencies("ours", [1.0, 2.0, 4.0]), *latencies("ours", [2.0, 2.0, 2.0], form="hard")]
+    claim = replace(FASTER, against="ours", against_form="hard", against_budget=0.5, ratio=True)
+    verdict = judge(replace(claim, at_least=1.167, at_most=None), Asked(), have)
+    assert verdict.verdict == HOLDS and ": 1.167 ± 0.764, a processor" in verdict.here
+    assert verdict_of(claim, have, at_least=1.168, at_most=None) == FAILS
+
+
+def test_an_average_over_budgets_needs_all_of_them():
+    claim = Claim("x", method="ours", over=(0.25, 0.5), at_least=91.0)
+    both = [*points("ours", [0.90, 0.92, 0.94]), *points("ours", [0.88, 0.90, 0.92], budget=0.25)]
+    assert verdict_of(claim, both) == HOLDS
+    assert verdict_of(claim, both, at_least=91.01) == FAILS
+    assert verdict_of(claim, both[:-1]) == UNTESTED
+
+
+def test_speeds_are_of_the_protocol_that_a_claim_names():
+    grouped = [{**r, "protocol": "grouped"} for r in latencies("ours", [1.5] * 3)]
+    have = [*latencies("ours", [1.2] * 3), *grouped]
+    claim = replace(FASTER, at_least=1.5, at_most=None)
+    assert verdict_of(claim, have, protocol="grouped") == HOLDS
+    assert verdict_of(claim, have) == FAILS
+    share = replace(claim, measure="share_by_macs", protocol="grouped", at_least=120.0)
+    assert judge(share, Asked(), have).here.startswith("120.0 ± 0.0 (112.00 – 128.00), a processor")
+
+
+def test_goals_are_claims_and_judged_as_those_of_the_paper():
+    study = Asked()
+    study.claims = (OVER_DENSE, replace(OVER_DENSE, at_least=1.5), replace(OVER_DENSE, method="no"))
+    rows = goal_table(study, HAVE).rows
+    assert [row[-1] for row in rows] == ["yes", "no", "not yet"]
+    here = judge(OVER_DENSE, study, HAVE).here
+    asks = "accuracy of ours hard at 0.50 minus dense ≥ 0.5"
+    assert rows[0] == ("x", asks, here, "-1.48 to +3.48", "p = 0.225", "yes")
+
+
+def test_tables_of_gates_are_of_the_methods_that_have_soft_ones():
+    """Even beside others whose units have one order for all budgets."""
+    methods = [SimpleNamespace(method=method) for method in ("gated", "nested")]
+    study = SimpleNamespace(stages=methods, budgets=(0.25, 0.75))
+    learned = ([0.4, 0.3, 0.2, 0.1], [0.9, 0.8, 0.7, 0.6])
+    have = [*points("gated", [0.9], form="soft"), *points("nested", [0.9], form="cut")]
+    have += [*gates("gated", *learned), *gates("nested", *learned)]
+    for table in gate_tables(study, have):
+        assert [row[0] for row in table.rows] == ["gated"]
 
 
 def gates(method, low, high):

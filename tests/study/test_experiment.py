@@ -14,11 +14,12 @@ from apportion.elastic.checkpoint import load, weights_digest
 from apportion.study import records
 from apportion.study.driver import local_driver as driver
 from apportion.study.experiment import current, parse_experiment, read_experiment
-from apportion.study.report.goal_tables import goal_table
+from apportion.study.report.accounting import accounting_table
+from apportion.study.report.claim_tables import goal_table
 from apportion.study.report.markdown import fill
 from apportion.study.report.page import write_page
-from apportion.study.report.study_tables import accounting_table, study_tables
-from apportion.study.report.tables import select
+from apportion.study.report.query import select
+from apportion.study.report.study_tables import study_tables
 from apportion.study.stages import checkpoint_folder, is_done
 
 SMALL = """
@@ -77,15 +78,17 @@ form = "dense"
 budget = 1.0
 paper_cost = "1.000"
 paper_accuracy = "99.4"
-[[goal]]
-name = "dense"
+[[claim]]
+says = "dense"
 method = "dense"
 form = "dense"
-mean_accuracy = 101.0
-[[goal]]
-name = "curve"
+at_least = 101.0
+[[claim]]
+says = "curve"
+measure = "monotone"
 method = "budgeted"
-monotone = true
+statistic = "lowest"
+at_least = 1
 """
 
 
@@ -181,7 +184,8 @@ def test_tables_are_counted_from_what_was_run(ran):
 def test_a_goal_is_not_met_by_part_of_the_runs(ran):
     _, plan, have, _ = ran
     some = [r for r in have if r.get("seed") != 8]
-    assert goal_table(plan, some).rows[1][2:] == ("1 of 1 seeds (1 of 2 runs)", "not yet")
+    reached = goal_table(plan, some).rows[1][2:]
+    assert reached == ("budgeted was measured in 1 of 2 runs", "–", "–", "not yet")
 
 
 def test_a_stage_that_fails_ends_the_run_and_is_named(tmp_path):
@@ -213,8 +217,8 @@ def test_goals_are_judged_by_the_records(ran):
     _, plan, have, _ = ran
     missed, held = goal_table(plan, have).rows
     assert missed[0] == "dense"
-    assert missed[3] == "no"
-    assert held[2:] == ("2 of 2 seeds", "yes")
+    assert missed[-1] == "no"
+    assert held[2:] == ("2 of 2 (n = 2)", "–", "–", "yes")
 
 
 def test_the_report_shows_every_table_and_picture(ran, tmp_path):
@@ -267,7 +271,7 @@ def test_there_is_nothing_to_report_before_a_run(tmp_path):
         ('method = "random"\n', "", "has no method"),
         ("budgets = [0.25, 0.5]", "budgets = [0.25, 1.5]", r"in \(0, 1\]"),
         ("each = [0.25, 0.5]", "each = [0]", r"in \(0, 1\]"),
-        ("monotone = true", "monotonic = true", r"\[\[goal\]\] has unknown keys monotonic"),
+        ("at_least = 1\n", "at_lest = 1\n", r"\[\[claim\]\] has unknown keys at_lest"),
         ("heads = 4", "heads = 3", "hidden=16 is not a multiple of heads=3"),
         ("[task]", "[task", "not TOML"),
         ("optimisation = [7, 8]", "", "optimisation must list different seeds"),
@@ -289,7 +293,7 @@ def test_there_is_nothing_to_report_before_a_run(tmp_path):
         ("length = 12", 'length = "12"', "length must be a whole number, not '12'"),
         ("epochs = 2", "epochs = 2.5", "epochs must be a whole number, not 2.5"),
         ("epochs = 2", "budgets = 0.5", "budgets must be a list, each a number"),
-        ("monotone = true", "monotone = 1", "monotone must be true or false"),
+        ("at_least = 1\n", "ratio = 1\n", "ratio must be true or false"),
         ("budgets = [0.25, 0.5]", "budgets = 0.5", "budgets must be a list"),
         ('from = "dense"\nscore = "random"', 'score = "random"', "needs 'from'"),
         ("grid = true", "latency = true", "no budgets"),

@@ -18,8 +18,8 @@ from apportion.elastic.evaluation import evaluate
 from apportion.method.units import Allocation
 from apportion.study.driver import local_driver as driver
 from apportion.study.experiment import parse_experiment
+from apportion.study.report.query import select
 from apportion.study.report.study_tables import study_tables
-from apportion.study.report.tables import select
 from apportion.study.stages import checkpoint_folder
 
 STUDY = """

@@ -16,7 +16,7 @@ from apportion.elastic.repairing import repair
 from apportion.elastic.scoring import SOURCES, Scored
 from apportion.study import records
 from apportion.study.measuring import run_stage
-from apportion.study.report.tables import of_medians
+from apportion.study.report.query import of_medians
 from apportion.study.stages import ScoredStage
 
 

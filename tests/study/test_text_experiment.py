@@ -16,10 +16,10 @@ from apportion.study.driver import local_driver as driver
 from apportion.study.experiment import parse_experiment, read_experiment
 from apportion.study.measuring import run_stage
 from apportion.study.production import new_encoder
-from apportion.study.report.goal_tables import goal_table
+from apportion.study.report.claim_tables import goal_table
 from apportion.study.report.page import write_page
+from apportion.study.report.query import select
 from apportion.study.report.study_tables import study_tables
-from apportion.study.report.tables import select
 from apportion.training.loop import fit
 from apportion.training.recipes import DENSE, recipe
 from apportion.training.schedule import drop_words, row_order
@@ -84,37 +84,43 @@ method = "static-adapted"
 form = "hard"
 budget = 0.5
 table = "adaptation"
-[[goal]]
-name = "dense against words"
+[[claim]]
+says = "dense against words"
 method = "dense"
 form = "dense"
 against = "tfidf"
 against_form = "baseline"
-within = 100.0
-[[goal]]
-name = "above itself"
+at_least = -100.0
+[[claim]]
+says = "above itself"
 method = "dense"
 form = "dense"
 against = "dense"
-[[goal]]
-name = "impossible"
+at_least = 0.0
+[[claim]]
+says = "impossible"
 method = "budgeted"
 form = "soft"
 budget = 0.5
 against = "dense"
-within = -200.0
-[[goal]]
-name = "skip against cut"
+at_least = 200.0
+[[claim]]
+says = "skip against cut"
+measure = "speedup"
 method = "budgeted"
 form = "skip"
 budget = 0.5
-share_of_cut = 0.01
-protocol = "padded"
-[[goal]]
-name = "predict"
+against = "budgeted"
+against_form = "cut"
+against_budget = 0.5
+ratio = true
+at_least = 0.01
+[[claim]]
+says = "predict"
+measure = "throughput"
 method = "budgeted"
 budget = 0.5
-throughput = 100.0
+at_least = 10000.0
 """
 
 
@@ -196,7 +202,7 @@ def test_both_protocols_are_timed_for_the_knob_and_the_specialists(ran):
 
 def test_goals_may_be_relative(ran):
     _, plan, have = ran
-    met = {row[0]: row[3] for row in goal_table(plan, have).rows}
+    met = {row[0]: row[-1] for row in goal_table(plan, have).rows}
     assert met == {
         "dense against words": "yes",
         "above itself": "yes",
@@ -205,14 +211,14 @@ def test_goals_may_be_relative(ran):
         "predict": "no",
     }
     asked = {row[0]: row[1] for row in goal_table(plan, have).rows}
-    assert asked["dense against words"] == "≥ tfidf baseline - 100"
+    assert asked["dense against words"] == ("accuracy of dense minus tfidf baseline at 1.00 ≥ -100")
 
 
 def test_a_goal_is_open_while_what_it_is_compared_with_has_not_run(ran):
     _, plan, have = ran
     early = [record for record in have if record["method"] != "tfidf"]
     (row, *_) = goal_table(plan, early).rows
-    assert row[2].endswith("tfidf not measured") and row[3] == "not yet"
+    assert row[2] == "tfidf was measured in 0 of 2 runs" and row[-1] == "not yet"
 
 
 def test_a_model_of_other_rows_is_not_measured_on_these(ran, tmp_path):
@@ -265,7 +271,7 @@ def test_the_page_of_a_text_study_is_written(ran, tmp_path):
         ("word_dropout = 0.2", "word_dropout = 2.0", "word_dropout must be in"),
         ('from = "dense"', 'from = "tfidf"', "a baseline without a model"),
         ('against = "tfidf"', 'against = "nobody"', "is of 'nobody', which is no stage"),
-        ('protocol = "padded"', "", "has a protocol"),
+        ("ratio = true", 'protocol = "single"', "protocol must be 'padded' or 'grouped'"),
         ('name = "study"', 'name = "study"\ntest_rows = 1', "test_rows are two or more texts"),
         ("train = 60", 'train = "many"', "train must be a whole number or nothing, not 'many'"),
     ],

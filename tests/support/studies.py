@@ -52,49 +52,65 @@ method = "uniform"
 from = "dense"
 score = "uniform"
 nested = true
-[[goal]]
-name = "fast"
+[[claim]]
+says = "fast"
+measure = "speedup"
 method = "nested"
 form = "skip"
 budget = 0.25
-speedup = 0.01
-[[goal]]
-name = "faster than light"
+at_least = 0.01
+[[claim]]
+says = "faster than light"
+measure = "speedup"
 method = "nested"
 form = "skip"
 budget = 0.25
-speedup = 1e6
-[[goal]]
-name = "as good as specialists"
+at_least = 1000000.0
+[[claim]]
+says = "as good as specialists"
 method = "nested"
 form = "cut"
+over = [0.25, 0.5]
 against = "specialist"
 against_form = "cut"
-over = [0.25, 0.5]
-within = 100.0
-[[goal]]
-name = "better than specialists can be"
+at_least = -100.0
+[[claim]]
+says = "better than specialists can be"
 method = "nested"
 form = "cut"
+over = [0.25, 0.5]
 against = "specialist"
 against_form = "cut"
-over = [0.25, 0.5]
-within = -101.0
-[[goal]]
-name = "at once"
+at_least = 101.0
+[[claim]]
+says = "at once"
+measure = "switch_us"
 method = "nested"
-switch_us = 1e6
-[[goal]]
-name = "in some memory"
+statistic = "highest"
+at_most = 1000000.0
+[[claim]]
+says = "at once, weights copied"
+measure = "copied_bytes"
 method = "nested"
-memory = 1e3
-[[goal]]
-name = "in no memory at all"
+statistic = "highest"
+at_most = 0
+[[claim]]
+says = "in some memory"
+measure = "memory"
 method = "nested"
-memory = 0.0
-[[goal]]
-name = "trained in good time"
+statistic = "highest"
+at_most = 100000.0
+[[claim]]
+says = "in no memory at all"
+measure = "memory"
+method = "nested"
+statistic = "highest"
+at_most = 0.0
+[[claim]]
+says = "trained in good time"
+measure = "training_seconds"
 method = "nested"
 against = "dense"
-training = 1e6
+ratio = true
+at_most = 1000000.0
 """

@@ -39,7 +39,7 @@ def inspect(
     from apportion.elastic.description import describe
     from apportion.elastic.elastic import Elastic, plain_of
     from apportion.models.sites import find_sites
-    from apportion.study.report.tables import Table
+    from apportion.study.report.table import Table
     from apportion.study.report.terminal import print_json, show
 
     loaded = load(checkpoint)
@@ -102,7 +102,7 @@ def sweep(
     """Evaluate a checkpoint at many budgets (those from 0.10 to 1.00 that it was made for)."""
     from apportion.elastic.evaluation import SWEEP, is_monotone
     from apportion.elastic.evaluation import sweep as run_sweep
-    from apportion.study.report.tables import Table
+    from apportion.study.report.table import Table
     from apportion.study.report.terminal import print_json, show
     from apportion.training.progress import working_bar
 

@@ -17,7 +17,7 @@ from apportion.study.bars import Bars
 from apportion.study.driver import local_driver as driver
 from apportion.study.experiment import Experiment
 from apportion.study.presets import Preset, deliver
-from apportion.study.report.study_tables import budget_table
+from apportion.study.report.budget_tables import budget_table
 from apportion.study.report.terminal import show
 from apportion.study.stages import was_done
 

@@ -34,8 +34,8 @@ def run(
     """
     from apportion.cli.running import results_of, run_plan
     from apportion.study.experiment import read_experiment
-    from apportion.study.report.goal_tables import goal_table
-    from apportion.study.report.study_tables import budget_table
+    from apportion.study.report.budget_tables import budget_table
+    from apportion.study.report.claim_tables import goal_table
     from apportion.study.report.terminal import show
 
     plan = read_experiment(file, data, weights)

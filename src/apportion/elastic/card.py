@@ -125,7 +125,7 @@ def _budgets(model: Elastic, length: int) -> str:
             )
         )
     columns = ("budget", "cost, soft", "cost, cut", "units", "parameters", "at most faster")
-    return _table(columns, rows)
+    return markdown_table(columns, rows)
 
 
 def _layers(kept: Allocation) -> str:
@@ -134,7 +134,7 @@ def _layers(kept: Allocation) -> str:
         for layer, kinds in kept.to_dict().items()
         for kind, indices in kinds.items()
     ]
-    return _table(("layer", "kind", "kept"), rows)
+    return markdown_table(("layer", "kind", "kept"), rows)
 
 
 def _measured(points: Sequence[Mapping[str, Any]]) -> str:
@@ -148,7 +148,7 @@ def _measured(points: Sequence[Mapping[str, Any]]) -> str:
         )
         for p in points
     ]
-    return _table(("budget", "form", "cost", "accuracy, %", "rows"), rows)
+    return markdown_table(("budget", "form", "cost", "accuracy, %", "rows"), rows)
 
 
 def _training(notes: Mapping[str, Any]) -> str:
@@ -160,6 +160,7 @@ def _training(notes: Mapping[str, Any]) -> str:
     return f"{steps}. " + "; ".join(f"{name} {value}" for name, value in facts.items() if value)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as GitHub shows it."""
+    lines = ["| " + " | ".join(line) + " |" for line in (columns, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(columns), *lines[1:]])

@@ -1,4 +1,4 @@
-"""Claims: what a paper says in words, and what would have to be measured for it, as values."""
+"""Claims: what a paper says, or what a study sets out to reach, as values that records decide."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ Measure = Literal[
     "accuracy",
     "cost",
     "speedup",
+    "share_by_macs",
+    "throughput",
+    "switch_us",
+    "copied_bytes",
+    "memory",
     "monotone",
     "spearman",
     "retention",
@@ -18,31 +23,41 @@ Measure = Literal[
     "layer_macs",
     "jobs",
     "minutes",
+    "training_seconds",
     "fewest",
     "size",
 ]
+# Of a stage that is timed.
+TIMED: tuple[Measure, ...] = (
+    "speedup",
+    "share_by_macs",
+    "throughput",
+    "switch_us",
+    "copied_bytes",
+    "memory",
+)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that the paper says in words, and what would have to be measured for it to hold.
+    """A sentence, and what would have to be measured for it to hold.
 
-    A statistic over seeds, of a measure or of its difference from another, that lies between two
+    A statistic over seeds, of a measure or of how it compares with another, that lies between two
     numbers:
 
-    - `mean`, or `lowest`;
+    - `mean`, `lowest` or `highest`;
     - `split`: some seeds reach `at_least` while others stay at `at_most`, so that a setting in
       which all learn, or none does, is not called unstable;
     - `overlap`: by how much the two spreads, mean ± sample standard deviation, overlap; below 0
       there is a gap between them.
 
-    Accuracies, retention and what a cut takes away are in percent, sizes in millions of parameters;
+    Accuracies, shares and what a cut takes away are in percent, sizes in millions of parameters;
     `fewest` are the heads of the layer that keeps the fewest, `minutes` those of all trainings that
-    a model took.
+    a model took, `training_seconds` those of the last one.
     """
 
     says: str
-    paper: str  # the numbers that it rests on, as printed
+    paper: str = "–"  # the numbers that it rests on, as the paper prints them
     untested: str = ""  # why it can't be tested here; then nothing below is needed
     by_construction: str = (
         ""  # why no result could contradict it; it never counts as one that holds
@@ -51,13 +66,17 @@ class Claim:
     method: str = ""
     form: str = "hard"
     budget: float = 1.0
-    statistic: Literal["mean", "lowest", "split", "overlap"] = "mean"
-    device: str = "cpu"  # where speed was measured
+    over: tuple[float, ...] = ()  # budgets to average over, in place of one
+    statistic: Literal["mean", "lowest", "highest", "split", "overlap"] = "mean"
+    device: str = "cpu"  # where speed was measured,
+    protocol: Literal["padded", "grouped"] = "padded"  # and how texts were batched for it
     against: str = ""  # a method; the same one as `method` if only form or budget differ
     against_form: str = "dense"
     against_budget: float = 1.0
+    ratio: bool = False  # to that method's measure, in place of the difference
     at_least: float | None = None
     at_most: float | None = None
+    every_above: float | None = None  # that each seed has to pass, whatever the statistic
     cost_at_most: float | None = None  # of an accuracy that is claimed at a cost
 
 
@@ -65,11 +84,14 @@ def check_claim(claim: Claim, where: str) -> Claim:
     """The claim, if it can be judged; `where` says whose it is."""
     if claim.untested:
         return claim
-    if not claim.method or (claim.at_least is None and claim.at_most is None):
+    bounds = (claim.at_least, claim.at_most, claim.every_above)
+    if not claim.method or all(bound is None for bound in bounds):
         raise ValueError(
-            f"a claim of {where} needs a method and at_least or at_most, or to say why it is "
-            f"untested: {claim.says}"
+            f"a claim of {where} needs a method and at_least or at_most or every_above, or to "
+            f"say why it is untested: {claim.says}"
         )
+    if claim.ratio and not claim.against:
+        raise ValueError(f"a claim of {where} names nothing to compare with: {claim.says}")
     if claim.statistic == "split" and (claim.at_least is None or claim.at_most is None):
         raise ValueError(f"a claim of {where} needs at_least and at_most to split: {claim.says}")
     if claim.statistic == "split" and claim.against:

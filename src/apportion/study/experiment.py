@@ -16,9 +16,9 @@ from apportion.elastic.evaluation import SWEEP
 from apportion.files import check
 from apportion.method.units import UNITS, check_budget
 from apportion.models.encoder import EncoderConfig
-from apportion.study.goals import Goal
+from apportion.study.claims import Claim
 from apportion.study.protocols import Timing
-from apportion.study.rules import FIELDS, check_goals, check_model, kind_of_stage, taken_by
+from apportion.study.rules import FIELDS, check_claims, check_model, kind_of_stage, taken_by
 from apportion.study.stages import Stage, TrainedStage
 from apportion.training.recipes import Recipe, recipe
 
@@ -56,7 +56,7 @@ class Experiment:
     budgets: tuple[float, ...]
     stages: tuple[Stage, ...]
     rows: tuple[Row, ...] = ()
-    goals: tuple[Goal, ...] = ()
+    claims: tuple[Claim, ...] = ()  # what it sets out to reach
     paired: bool = False  # each optimisation seed has the data seed of its place
     figure: tuple[str, ...] = ()  # methods that are drawn and swept, where not all are
     beside_paper: str = ""  # what to know before comparing with the paper's numbers
@@ -145,7 +145,7 @@ def experiment_of(
         budgets=shared["budgets"],
         stages=stages,
         rows=_rows(tables.get("row", ())),
-        goals=_goals(tables.get("goal", ()), stages),
+        claims=_claims(tables.get("claim", ()), stages),
         paired=tables["seeds"].get("paired", False),
         figure=_figure(tables.get("figure", ()), stages),
         beside_paper=tables.get("beside_paper", ""),
@@ -242,12 +242,12 @@ def _rows(tables: Iterable[Mapping[str, Any]]) -> tuple[Row, ...]:
     return tuple(Row(**table) for table in tables)
 
 
-def _goals(tables: Iterable[Mapping[str, Any]], stages: Sequence[Stage]) -> tuple[Goal, ...]:
+def _claims(tables: Iterable[Mapping[str, Any]], stages: Sequence[Stage]) -> tuple[Claim, ...]:
     for table in tables:
-        check("[[goal]]", table, get_type_hints(Goal))
-    goals = tuple(Goal(**table) for table in tables)
-    check_goals(goals, stages)
-    return goals
+        check("[[claim]]", table, get_type_hints(Claim))
+    claims = tuple(Claim(**{**table, "over": tuple(table.get("over", ()))}) for table in tables)
+    check_claims(claims, stages)
+    return claims
 
 
 def _figure(methods: Iterable[str], stages: Iterable[Stage]) -> tuple[str, ...]:
@@ -319,7 +319,7 @@ _FILE = {
     "model": dict,
     "stage": tuple[dict[str, Any], ...],
     "row": tuple[dict[str, Any], ...],
-    "goal": tuple[dict[str, Any], ...],
+    "claim": tuple[dict[str, Any], ...],
 }
 _STAGE = {
     "method": str,

@@ -12,7 +12,7 @@ from apportion.data.text import Text
 from apportion.files import check
 from apportion.models.encoder import EncoderConfig
 from apportion.models.sites import ARCHITECTURES
-from apportion.study.goals import Goal
+from apportion.study.claims import TIMED, Claim, check_claim
 from apportion.study.stages import BaselineStage, GivenStage, ScoredStage, Stage, TrainedStage
 from apportion.training.recipes import Recipe
 
@@ -91,23 +91,21 @@ def kind_of_stage(entry: Mapping[str, Any], model: Mapping[str, Any]) -> type[St
     return kind
 
 
-def check_goals(goals: Iterable[Goal], stages: Iterable[Stage]) -> None:
-    """Complains of a goal that no record could ever meet."""
+def check_claims(claims: Iterable[Claim], stages: Iterable[Stage]) -> None:
+    """Complains of a claim that no record could ever decide."""
     of_method = {stage.method: stage for stage in stages}
-    for goal in goals:
-        for method in filter(None, (goal.method, goal.against)):
+    for claim in claims:
+        where = f"[[claim]] {claim.says!r}"
+        check_claim(claim, "the experiment")
+        methods = [method for method in (claim.method, claim.against) if method]
+        for method in methods:
             if method not in of_method:
-                raise ValueError(f"[[goal]] {goal.name!r} is of {method!r}, which is no stage")
-        timed = goal.is_of_time
-        if (timed or goal.is_of_switching) and not of_method[goal.method].latency:
-            raise ValueError(f"[[goal]] {goal.name!r} is of time, and its stage is not timed")
-        if (goal.over or goal.training is not None) and goal.against is None:
-            raise ValueError(f"[[goal]] {goal.name!r} compares, and names nothing to compare with")
-        if goal.training is not None and not all(
-            of_method[method].recipe for method in (goal.method, goal.against or goal.method)
+                raise ValueError(f"{where} is of {method!r}, which is no stage")
+        if claim.measure in TIMED and not all(of_method[method].latency for method in methods):
+            raise ValueError(f"{where} is of time, and its stage is not timed")
+        if claim.measure == "training_seconds" and not all(
+            of_method[method].recipe for method in methods
         ):
-            raise ValueError(f"[[goal]] {goal.name!r} is of training, and a stage of it has none")
-        if timed and (goal.protocol is None) == isinstance(of_method[goal.method].task, Text):
-            raise ValueError(
-                f"[[goal]] {goal.name!r}: timing of texts, and no other, has a protocol"
-            )
+            raise ValueError(f"{where} is of training, and a stage of it has none")
+        if claim.protocol != "padded" and not isinstance(of_method[claim.method].task, Text):
+            raise ValueError(f"{where}: timing of texts, and no other, has a protocol")

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from apportion.study.experiment import Experiment
-from apportion.study.report.tables import Records, Table, mean_sd, methods_of, select
+from apportion.study.report.query import Records, mean_sd, methods_of, select
+from apportion.study.report.table import Table
 
 
 def accounting_table(experiment: Experiment, records: Records) -> Table:
@@ -53,17 +54,16 @@ def time_table(experiment: Experiment, records: Records) -> Table:
     rows = []
     total = 0.0
     for method in methods_of(experiment):
-        done = [
-            r["training"] for r in select(records, kind="stage", method=method) if r["training"]
-        ]
-        if done:
-            seconds = [t["seconds"] for t in done]
+        stages = select(records, kind="stage", method=method)
+        trainings = [stage["training"] for stage in stages if stage["training"]]
+        if trainings:
+            seconds = [training["seconds"] for training in trainings]
             total += sum(seconds)
             rows.append(
                 (
                     method,
-                    str(len(done)),
-                    str(done[0]["epochs"]),
+                    str(len(trainings)),
+                    str(trainings[0]["epochs"]),
                     mean_sd(seconds, 0),
                     f"{sum(seconds) / 60:.0f}",
                 )
@@ -77,6 +77,48 @@ def time_table(experiment: Experiment, records: Records) -> Table:
         tuple(rows),
         "Wall-clock of the process that trained; runs may have gone side by side, one thread each.",
     )
+
+
+def scoring_table(records: Records) -> Table:
+    """What it took to score the units one by one, beside a whole pass for each."""
+    rows = [
+        {
+            "method": r["method"],
+            "seed": str(r["seed"]),
+            "units": str(r["passes"]),
+            "seconds": f"{r['seconds']:.0f}",
+            "of whole passes": f"{100 * r['share_of_passes']:.0f} %",
+            "of whole padded passes": f"{100 * r['share_of_padded_passes']:.0f} %",
+        }
+        for r in select(records, kind="scores")
+        if "share_of_passes" in r
+    ]
+    note = (
+        "Seconds of the process that did it, and their share of a pass from the embeddings for "
+        "each unit: over the same batches, rows of like length together, and over rows padded to "
+        "the whole length."
+    )
+    return Table.of_rows("scoring", "Switching each unit off by itself", rows, note)
+
+
+def conversion_table(records: Records) -> Table:
+    """How long it took to convert a model without training it."""
+    found = [r for r in select(records, kind="scores") if "repair_seconds" in r]
+    rows = []
+    for method in dict.fromkeys(r["method"] for r in found):
+        of_method = [r for r in found if r["method"] == method]
+        rows.append(
+            {
+                "method": method,
+                "runs": str(len(of_method)),
+                "rows scored": str(of_method[0].get("rows", "–")),
+                "seconds": mean_sd([r["seconds"] for r in of_method if "seconds" in r], 0),
+                "rows for the repair": str(of_method[0]["repair_rows"]),
+                "seconds of it": mean_sd([r["repair_seconds"] for r in of_method], 0),
+            }
+        )
+    note = "Seconds of the process that did it, one thread where it ran beside others."
+    return Table.of_rows("conversion", "Without training: what it took", rows, note)
 
 
 def _trained(record: Mapping[str, Any], ran: Mapping[str, Mapping[str, Any]]) -> list[str]:

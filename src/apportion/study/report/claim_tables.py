@@ -1,16 +1,18 @@
-"""Records → verdicts: what the paper says in words, and whether it holds here."""
+"""Records → verdicts: what the paper says, or a study sets out to reach, and whether it holds."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 from apportion.study.claims import Claim
 from apportion.study.experiment import Experiment
 from apportion.study.paper import PaperTable
-from apportion.study.report.measures import MEASURES, BySeed, at_start, timed
-from apportion.study.report.tables import Records, Table, asked, interval, mean_sd, processors
+from apportion.study.report.measures import MEASURES, Side, at_start, sides_of
+from apportion.study.report.query import BY_MACS, Records, asked, interval, mean_sd, processors
+from apportion.study.report.table import Table
 
 HOLDS, FAILS, UNTESTED = "holds", "does not hold", "not tested"
 BY_CONSTRUCTION = "true by construction"
@@ -20,11 +22,12 @@ Pairs = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim of the paper beside what was measured."""
+    """A claim beside what was measured."""
 
     claim: Claim
     verdict: str
     here: str
+    interval: str = "–"  # of the mean over seeds, 95 %
     test: str = "–"
 
 
@@ -32,50 +35,39 @@ def judge(claim: Claim, experiment: Experiment, records: Records) -> Verdict:
     """Whether a claim holds in the records of a study; part of the runs prove nothing."""
     if claim.untested:
         return Verdict(claim, UNTESTED, claim.untested)
-    measure = MEASURES[claim.measure]
-    own = measure(experiment, records, claim, claim.method, claim.form, claim.budget)
-    missing = _missing(experiment, own, claim.method, claim.budget)
+    own, other = sides_of(claim, experiment, records)
+    mine = own.by_seed()
+    missing = own.missing(mine)
     pairs: Pairs = []
     if claim.against and not missing:
-        where = (claim.against, claim.against_form, claim.against_budget)
-        other = measure(experiment, records, claim, *where)
-        missing = _missing(experiment, other, claim.against, claim.against_budget)
-        pairs = [(own[seed], other[seed]) for seed in own if seed in other]
+        theirs = other.by_seed()
+        missing = other.missing(theirs)
+        pairs = [(mine[seed], theirs[seed]) for seed in mine if seed in theirs]
     if missing or (claim.against and not pairs):
         on = f" on {claim.device}" * (claim.device != "cpu")
         return Verdict(claim, UNTESTED, f"{missing or 'no seed has both'}{on}")
-    if claim.measure == "speedup" and pairs and not _timed_together(claim, records):
-        return Verdict(claim, UNTESTED, _apart(claim, records, pairs))
+    if claim.measure == "speedup" and pairs and not _timed_together(own, other):
+        return Verdict(claim, UNTESTED, _apart(own, other, pairs))
     if claim.statistic == "overlap" and len(pairs) < 2:
         return Verdict(claim, UNTESTED, "one seed has no spread")
-    values = [mine - theirs for mine, theirs in pairs] or list(own.values())
-    holds, here = _within(claim, values, pairs), _words(claim, values, pairs, records)
+    values = [_compared(claim, *pair) for pair in pairs] or list(mine.values())
+    holds, here = _within(claim, values, pairs), _words(own, other, values, pairs)
     if claim.cost_at_most is not None:
-        costs = list(MEASURES["cost"](experiment, records, *_where(claim)).values())
+        costs = list(MEASURES["cost"].by_seed(own).values())
         holds = holds and round(statistics.mean(costs), 3) <= claim.cost_at_most
         here += f", at cost {mean_sd(costs, 3)}"
     here += f" (n = {len(values)})"
     verdict, reason = HOLDS if holds else FAILS, claim.by_construction
-    start = at_start(records, claim)
-    if set(start) == set(own) and _within(claim, list(start.values()), []):
+    start = at_start(own)
+    if set(start) == set(mine) and _within(claim, list(start.values()), []):
         reason = f"{_shown(claim, list(start.values()))} before any training"
     if holds and reason:  # one that fails has found a fault
         verdict, here = BY_CONSTRUCTION, f"{here}; {reason}"
-    return Verdict(claim, verdict, here, _test(pairs))
+    return Verdict(claim, verdict, here, _interval_shown(claim, values), _test_shown(pairs))
 
 
-def _where(claim: Claim) -> tuple[Claim, str, str, float]:
-    return claim, claim.method, claim.form, claim.budget
-
-
-def _missing(experiment: Experiment, own: BySeed, method: str, budget: float) -> str:
-    """What is not there of the seeds that a study asks for, in words."""
-    stages = [s for s in experiment.stages_of(method) if s.only in (None, budget)]
-    asked_for = {(s.task.seed, s.seed) for s in stages or experiment.stages_of(method)}
-    found = asked_for & set(own)
-    if found == asked_for and asked_for:
-        return ""
-    return f"{method} was measured in {len(found)} of {len(asked_for)} runs"
+def _compared(claim: Claim, mine: float, theirs: float) -> float:
+    return mine / theirs if claim.ratio else mine - theirs
 
 
 def _within(claim: Claim, values: Sequence[float], pairs: Pairs) -> bool:
@@ -83,16 +75,18 @@ def _within(claim: Claim, values: Sequence[float], pairs: Pairs) -> bool:
 
     Compared as shown, so that nobody sees 0.30 fail against 0.30.
     """
-    low, high = claim.at_least, claim.at_most
+    low, high, digits = claim.at_least, claim.at_most, _digits(claim)
+    lowest, highest = round(min(values), digits), round(max(values), digits)
+    if claim.every_above is not None and not lowest > claim.every_above:
+        return False
     if claim.statistic == "split":
         assert low is not None and high is not None
-        ends = [round(value, _digits(claim)) for value in (max(values), min(values))]
-        return ends[0] >= low and ends[1] <= high
+        return highest >= low and lowest <= high
     if claim.statistic == "overlap":
-        value = overlap(pairs)
+        value = round(overlap(pairs), digits)
     else:
-        value = min(values) if claim.statistic == "lowest" else statistics.mean(values)
-    value = round(value, _digits(claim))
+        mean = round(statistics.mean(values), digits)
+        value = {"lowest": lowest, "highest": highest, "mean": mean}[claim.statistic]
     return (low is None or value >= low) and (high is None or value <= high)
 
 
@@ -103,24 +97,36 @@ def overlap(pairs: Pairs) -> float:
     return statistics.stdev(mine) + statistics.stdev(theirs) - apart
 
 
-def _timed_together(claim: Claim, records: Records) -> bool:
+def _timed_together(own: Side, other: Side) -> bool:
     """Whether both sides of a claim on speed are arms of the same runs."""
-    mine, theirs = _both_timed(claim, records)
-    return {r["stage"] for r in mine} == {r["stage"] for r in theirs}
+    return {r["stage"] for r in own.timed()} == {r["stage"] for r in other.timed()}
 
 
-def _both_timed(claim: Claim, records: Records) -> tuple[Records, Records]:
-    against = (claim.against, claim.against_form, claim.against_budget)
-    return timed(records, *_where(claim)), timed(records, claim, *against)
-
-
-def _apart(claim: Claim, records: Records, pairs: Pairs) -> str:
+def _apart(own: Side, other: Side, pairs: Pairs) -> str:
     """What is known of two speeds that can't be compared, as each run has noise of its own."""
     sides = []
-    for values, found in zip(zip(*pairs, strict=True), _both_timed(claim, records), strict=True):
-        macs = statistics.mean(r["bound"] for r in found)
-        sides.append(f"{_shown(claim, values)} ({interval(found)}; by MACs {macs:.2f})")
+    for values, side in zip(zip(*pairs, strict=True), (own, other), strict=True):
+        macs = statistics.mean(r["bound"] for r in side.timed())
+        sides.append(f"{_shown(own.claim, values)} ({interval(side.timed())}; by MACs {macs:.2f})")
     return f"timed in different runs: {' and '.join(sides)}"
+
+
+def interval_of_mean(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval of a mean over seeds by Student's t, where seeds differ."""
+    from scipy import stats  # slow to import
+
+    if len(values) < 2 or len(set(values)) == 1:
+        return None
+    reach = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / sqrt(len(values))
+    return statistics.mean(values) - reach, statistics.mean(values) + reach
+
+
+def _interval_shown(claim: Claim, values: Sequence[float]) -> str:
+    ends = interval_of_mean(values) if claim.statistic == "mean" else None
+    if ends is None:
+        return "–"
+    sign = "+" * bool(claim.against and not claim.ratio)
+    return " to ".join(f"{end:{sign}.{_digits(claim)}f}" for end in ends)
 
 
 def paired_test(pairs: Pairs) -> float | None:
@@ -133,7 +139,7 @@ def paired_test(pairs: Pairs) -> float | None:
     return float(stats.ttest_rel(*zip(*pairs, strict=True)).pvalue)
 
 
-def _test(pairs: Pairs) -> str:
+def _test_shown(pairs: Pairs) -> str:
     p = paired_test(pairs)
     return "–" if p is None else f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
 
@@ -151,11 +157,31 @@ def claim_table(table: PaperTable, experiment: Experiment, records: Records) -> 
     )
 
 
+_MET = {HOLDS: "yes", FAILS: "no", UNTESTED: "not yet", BY_CONSTRUCTION: BY_CONSTRUCTION}
+
+
+def goal_table(experiment: Experiment, records: Records) -> Table:
+    """The claims of a study itself, its goals, with what was reached."""
+    found = [judge(claim, experiment, records) for claim in experiment.claims]
+    note = f"{HOW_JUDGED} The interval is of the mean over seeds, by Student's t."
+    note += f" {BY_MACS}" * any(claim.measure == "share_by_macs" for claim in experiment.claims)
+    return Table(
+        "goals",
+        "Goals",
+        ("goal", "asked", "reached", "95 % interval", "paired test", "met"),
+        tuple(
+            (v.claim.says, _asked(v.claim), v.here, v.interval, v.test, _MET[v.verdict])
+            for v in found
+        ),
+        note,
+    )
+
+
 HOW_JUDGED = (
-    "A verdict is on means over seeds, unless it asks for the lowest, a split or an overlap. The "
-    "test is a paired t-test over seeds, two-sided; with three seeds only a large and steady "
-    "difference can reach 0.05. A speed stands with the widest of the seeds' 95 % intervals and "
-    "its processor; two are compared only if one run timed both."
+    "A verdict is on means over seeds, unless it asks for the lowest or highest, a split or an "
+    "overlap. The test is a paired t-test over seeds, two-sided; with three seeds only a large and "
+    "steady difference can reach 0.05. A speed stands with the widest of the seeds' 95 % intervals "
+    "and its processor; two are compared only if one run timed both."
 )
 HOW_CONSTRUCTED = (
     "True by construction is what no result could contradict: it follows from what was set up, or "
@@ -172,80 +198,80 @@ def count_verdicts(tables: Sequence[Table]) -> dict[str, int]:
 def _asked(claim: Claim) -> str:
     if claim.untested:
         return "–"
-    text = f"{_WORDS.get(claim.measure, claim.measure)} of {_of(claim.method, claim.form, claim)}"
+    text = f"{MEASURES[claim.measure].words} of "
+    text += _side_shown(claim, claim.method, claim.form, claim.budget)
     if claim.against:
-        sign = "and" if claim.statistic == "overlap" else "minus"
-        text += f" {sign} {_of(claim.against, claim.against_form, claim, claim.against_budget)}"
+        sign = "and" if claim.statistic == "overlap" else "over" if claim.ratio else "minus"
+        other = _side_shown(claim, claim.against, claim.against_form, claim.against_budget)
+        text += f" {sign} {other}"
     low, high = claim.at_least, claim.at_most
     if claim.statistic == "split":
         return f"{text}: some ≥ {low:g}, others ≤ {high:g}"
-    if claim.statistic in ("lowest", "overlap"):
+    if claim.statistic != "mean":
         text = f"{claim.statistic}{' of the spreads of' * (claim.statistic == 'overlap')} {text}"
+    bounds = [f"{sign} {end:g}" for sign, end in (("≥", low), ("≤", high)) if end is not None]
     if low is not None and low == high:
-        text += f" = {low:g}"
-    else:
-        ends = [f"{sign} {end:g}" for sign, end in (("≥", low), ("≤", high)) if end is not None]
-        text += f" {' and '.join(ends)}"
+        bounds = [f"= {low:g}"]
+    text += f" {' and '.join(bounds)}" * bool(bounds)
+    if claim.every_above is not None:
+        text += f", every seed > {claim.every_above:g}"
     return text + (f", at cost ≤ {claim.cost_at_most:g}" if claim.cost_at_most is not None else "")
 
 
-def _of(method: str, form: str, claim: Claim, budget: float | None = None) -> str:
-    if claim.measure in _OF_THE_WHOLE or form == "dense":
+def _side_shown(claim: Claim, method: str, form: str, budget: float) -> str:
+    if MEASURES[claim.measure].of_whole or form == "dense":
         return method
+    at = f"at {asked(budget)}" if not claim.over else f"on average over {len(claim.over)} budgets"
     on = f" on {claim.device}" * (claim.device != "cpu")
-    return f"{method} {form} at {asked(claim.budget if budget is None else budget)}{on}"
+    return f"{method} {form} {at}{f', {claim.protocol}' * (claim.protocol != 'padded')}{on}"
 
 
-def _words(claim: Claim, values: Sequence[float], pairs: Pairs, records: Records) -> str:
+def _words(own: Side, other: Side, values: Sequence[float], pairs: Pairs) -> str:
     """What was measured, as people read it."""
+    claim, digits = own.claim, _digits(own.claim)
     if pairs:
         mine, theirs = zip(*pairs, strict=True)
-        text = f"{_shown(claim, mine)} against {_shown(claim, theirs)}: {_signed(claim, values)}"
+        sign = "+" * (statistics.mean(values) >= 0 and not claim.ratio)
+        text = f"{_shown(claim, mine)}{_timed_within(own)} against {_shown(claim, theirs)}"
+        text += f"{_timed_within(other)}: {sign}{mean_sd(values, digits)}"
     else:
-        text = _shown(claim, values)
-    digits = _digits(claim)
-    if claim.measure == "speedup":
-        found = timed(records, *_where(claim))
-        text += f" ({interval(found)}), {processors(found)}"
+        text = _shown(claim, values) + _timed_within(own)
+    if claim.measure in _SPEEDS:
+        text += f", {processors(own.timed())}"
     if claim.statistic == "overlap":
         reach = overlap(pairs)
         text += (
             f", an overlap of {reach:.{digits}f}" if reach >= 0 else f", {-reach:.{digits}f} apart"
         )
-    if claim.statistic in ("lowest", "split") and len(values) > 1 and claim.measure != "monotone":
+    several = len(values) > 1 and claim.measure != "monotone"
+    if several and (claim.statistic in ("lowest", "split") or claim.every_above is not None):
         text += f", lowest {min(values):.{digits}f}"
-    if claim.statistic == "split":
+    if several and claim.statistic in ("highest", "split"):
         text += f", highest {max(values):.{digits}f}"
     return text
+
+
+_SPEEDS = ("speedup", "share_by_macs")
+
+
+def _timed_within(side: Side) -> str:
+    """The interval of a measured speed, in the unit of the claim."""
+    if side.claim.measure not in _SPEEDS:
+        return ""
+    scaled = side.claim.measure == "share_by_macs"
+    ends = [
+        {end: 100 * r[end] / r["bound"] if scaled else r[end] for end in ("low", "high")}
+        for r in side.timed()
+    ]
+    return f" ({interval(ends)})"
 
 
 def _shown(claim: Claim, values: Sequence[float]) -> str:
     if claim.measure == "monotone":
         return f"{sum(value == 1.0 for value in values)} of {len(values)}"
-    return mean_sd(values, _digits(claim))
-
-
-def _signed(claim: Claim, values: Sequence[float]) -> str:
-    return ("+" if statistics.mean(values) >= 0 else "") + mean_sd(values, _digits(claim))
+    return mean_sd(values, MEASURES[claim.measure].digits)
 
 
 def _digits(claim: Claim) -> int:
-    digits = {"cost": 3, "jobs": 0, "monotone": 0, "fewest": 0, "size": 1, "minutes": 1}
-    return digits.get(claim.measure, 2)
-
-
-_OF_THE_WHOLE = ("monotone", "spearman", "retention", "jobs", "minutes", "size")
-_WORDS = {
-    "speedup": "speed-up",
-    "monotone": "monotone cost",
-    "spearman": "Spearman's correlation of gates at 0.25 and 0.75",
-    "retention": "% of the heads kept at 0.25 that 0.75 keeps",
-    "parameters": "% of all parameters taken away",
-    "head_parameters": "% of head parameters taken away",
-    "attention_macs": "% of attention MACs taken away",
-    "layer_macs": "% of layer MACs taken away",
-    "jobs": "fine-tune jobs",
-    "minutes": "minutes of training",
-    "fewest": "heads of the emptiest layer",
-    "size": "millions of parameters",
-}
+    """To how many digits what a claim is judged by is shown, and so compared."""
+    return 3 if claim.ratio else MEASURES[claim.measure].digits

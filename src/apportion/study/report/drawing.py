@@ -12,7 +12,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from apportion.study.report.tables import asked
+from apportion.study.report.query import asked
 
 # Okabe and Ito's colours; a marker of its own tells each method apart without them.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
@@ -12,77 +12,101 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from apportion.study.experiment import Experiment
-from apportion.study.report.drawing import COLOURS, PAGE, STYLE, Picture, curve
-from apportion.study.report.nested_figures import nested_allocation, nested_pareto
-from apportion.study.report.nested_tables import is_nested
-from apportion.study.report.tables import (
+from apportion.study.report.drawing import COLOURS, STYLE, Picture, curve
+from apportion.study.report.query import (
     Records,
     asked,
+    forms_of,
     main_method,
     methods_of,
     processors,
     select,
     timings,
 )
+from apportion.study.report.unit_figures import unit_figures
 
 
 def study_figures(experiment: Experiment, records: Records) -> list[Picture]:
     """Every figure that the records of an experiment can fill."""
     with matplotlib.rc_context(STYLE):
-        if is_nested(experiment):
-            drawn = [nested_pareto(experiment, records), nested_allocation(experiment, records)]
-        else:
-            drawn = [
-                pareto(experiment, records),
-                equal_pretraining(experiment, records),
-                gate_map(experiment, records),
-                allocation_map(experiment, records),
-            ]
-        drawn.append(speed(experiment, records))
+        drawn = [
+            pareto(experiment, records),
+            equal_pretraining(experiment, records),
+            *unit_figures(experiment, records),
+            speed(experiment, records),
+        ]
     return [picture for picture in drawn if picture is not None]
 
 
+_COSTS = {"soft": "Soft gates: cost is mean gate mass", "hard": "Hard: cost is the share kept"}
+
+
 def pareto(experiment: Experiment, records: Records) -> Picture | None:
-    """Accuracy against the cost that was paid: curves of the knob, points of the specialists."""
-    if not select(records, kind="monotone"):
-        return None
+    """Accuracy against the cost that was paid: curves of the knob, points of the specialists.
+
+    Models with gates have a panel for each form; those with one order for all budgets are cut.
+    """
     shown = experiment.figure or methods_of(experiment)
-    figure = Figure(figsize=(9.2, 3.9), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, form, title in zip(
-        panels,
-        ("soft", "hard"),
-        ("Soft gates: cost is mean gate mass", "Hard: cost is the share kept"),
-        strict=True,
-    ):
+    forms = {method: forms_of(records, method) for method in shown}
+    gated = any("soft" in of_method for of_method in forms.values())
+    if not gated and not any("cut" in of_method for of_method in forms.values()):
+        return None
+    titles = _COSTS if gated else {"cut": ""}
+    figure = Figure(figsize=(9.2, 3.9) if gated else (8.0, 4.2), layout="constrained")
+    panels = figure.subplots(1, len(titles), sharey=True, squeeze=False)[0]
+    for axes, (form, title) in zip(panels, titles.items(), strict=True):
         for number, method in enumerate(shown):
             points = select(records, kind="point", method=method, form=form)
-            if method == "dense":
+            if method == "dense" and gated:
                 points = select(records, kind="point", method=method)
             elif form == "hard" and not points:
                 # Specialists that were cut before they were trained know no other form.
                 points = select(records, kind="point", method=method, form="cut")
             if points:
-                knob = bool(select(records, kind="monotone", method=method))
-                curve(axes, points, method, number, line=knob)
-            elif baseline := select(records, kind="point", method=method, form="baseline"):
-                level = statistics.mean(p["accuracy"] for p in baseline)
-                axes.axhline(level, color="#555555", linestyle="--", linewidth=1, label=method)
+                one_budget = any(stage.only for stage in experiment.stages_of(method))
+                swept = bool(select(records, kind="monotone", method=method))
+                curve(axes, points, method, number, line=swept or not (gated or one_budget))
+            elif "baseline" in forms[method]:
+                _draw_level(axes, select(records, kind="point", method=method), method)
         axes.set(title=title, xlabel="cost paid", xlim=(0, 1.03))
     panels[0].set_ylabel("test accuracy")
-    below = _frame_what_was_trained(experiment, records, panels[0], shown)
+    if gated:
+        caption = "What the knob keeps at each cost."
+        below = _frame_what_was_trained(experiment, records, panels[0], shown)
+    else:
+        caption = "Points are models of one budget, lines are one set of weights."
+        panels[0].set_xlabel("cost paid: share of the layers' multiply-accumulates")
+        below = _frame_near_dense(records, panels[0], shown)
     handles: dict[str, Any] = {}
     for axes in panels:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False)
     seeds = len(experiment.seeds)
     spread = f" Means over {seeds} seeds, bars are sample standard deviations." if seeds > 1 else ""
-    return Picture(
-        "pareto",
-        "Accuracy against cost",
-        f"What the knob keeps at each cost.{spread}{below}",
-        figure,
-    )
+    return Picture("pareto", "Accuracy against cost", f"{caption}{spread}{below}", figure)
+
+
+def _draw_level(axes: Axes, points: Records, label: str) -> None:
+    level = statistics.mean(p["accuracy"] for p in points)
+    axes.axhline(level, color="#555555", linestyle="--", linewidth=1, label=label)
+
+
+def _frame_near_dense(records: Records, axes: Axes, shown: Sequence[str]) -> str:
+    """Draws the dense model's level, and leaves out, and names, what lies far below it."""
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    dense = select(records, kind="point", form="dense")
+    if not dense:
+        return ""
+    _draw_level(axes, dense, "dense")
+    low = max(axes.get_ylim()[0], statistics.mean(p["accuracy"] for p in dense) - 0.12)
+    axes.set_ylim(bottom=low)
+    hidden = []
+    for method in shown:
+        points = select(records, kind="point", method=method, form="cut")
+        for budget in sorted({p["budget"] for p in points}):
+            if statistics.mean(p["accuracy"] for p in points if p["budget"] == budget) < low:
+                hidden.append(f"{method} {asked(budget)}")
+    return f" Below the frame: {', '.join(hidden)}." if hidden else ""
 
 
 def _frame_what_was_trained(
@@ -98,9 +122,9 @@ def _frame_what_was_trained(
             means[p["method"], p["form"], p["budget"]] = statistics.mean(
                 q["accuracy"] for q in of_point
             )
-    own = [mean for (method, _, _), mean in means.items() if method in trained]
-    room = max(max(own) - min(own), 0.02)
-    low, high = min(own) - 0.4 * room, max(own) + 0.4 * room
+    of_trained = [mean for (method, _, _), mean in means.items() if method in trained]
+    room = max(max(of_trained) - min(of_trained), 0.02)
+    low, high = min(of_trained) - 0.4 * room, max(of_trained) + 0.4 * room
     axes.set_ylim(low, min(high, 1.03))  # a spread may reach above 100 %, accuracy does not
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if room > 0.1 else 1))
     outside = [
@@ -142,45 +166,6 @@ def equal_pretraining(experiment: Experiment, records: Records) -> Picture | Non
     )
 
 
-def gate_map(experiment: Experiment, records: Records) -> Picture | None:
-    """Gates by layer and head at each budget, for one seed."""
-    found = _gates_of_one_seed(experiment, records)
-    if not found:
-        return None
-    figure, panels = _panels(found)
-    image = None
-    for axes, record in zip(panels, found, strict=True):
-        rows = _by_layer(record)
-        image = axes.imshow(rows, cmap="cividis", vmin=0, vmax=1, aspect="equal")
-        _label_grid(axes, rows, f"B = {asked(record['budget'])}")
-        for layer, row in enumerate(rows):
-            for head, z in enumerate(row):
-                colour = "black" if z > 0.55 else "white"
-                axes.text(
-                    head, layer, _two_digits(z), ha="center", va="center", color=colour, fontsize=6
-                )
-    assert image is not None
-    figure.colorbar(image, ax=list(panels), shrink=0.8, label="z(B)")
-    caption = f"How far each head is open at each budget ({_whose(found[0])})."
-    return Picture("gates", "Gates by layer and head", caption, figure)
-
-
-def allocation_map(experiment: Experiment, records: Records) -> Picture | None:
-    """The heads that each budget keeps, for one seed."""
-    found = _gates_of_one_seed(experiment, records)
-    if not found:
-        return None
-    figure, panels = _panels(found)
-    for axes, record in zip(panels, found, strict=True):
-        rows = _by_layer(record)
-        kept = [record["kept"][f"layer {layer}"]["heads"] for layer in range(len(rows))]
-        shown = [[1.0 if h in kept[n] else 0.0 for h in range(len(r))] for n, r in enumerate(rows)]
-        axes.imshow(shown, cmap="Blues", vmin=0, vmax=1.35, aspect="equal")
-        _label_grid(axes, rows, f"B = {asked(record['budget'])}\n{sum(map(len, kept))} heads")
-    caption = f"The heads that stay at each budget ({_whose(found[0])})."
-    return Picture("allocation", "What each budget buys", caption, figure)
-
-
 def speed(experiment: Experiment, records: Records) -> Picture | None:
     """Measured speed-up of cut models beside what their multiply-accumulates let expect."""
     method = main_method(experiment)
@@ -212,58 +197,3 @@ def speed(experiment: Experiment, records: Records) -> Picture | None:
         "the seeds.",
         figure,
     )
-
-
-def _gates_of_one_seed(experiment: Experiment, records: Records) -> list[Mapping[str, Any]]:
-    found = select(records, kind="gates", method=main_method(experiment))
-    if not found:
-        return []
-    # Records come in the order in which runs ended; people look for the first seed.
-    first = next((r for r in found if r["seed"] == experiment.seeds[0]), found[0])
-    return sorted((r for r in found if r["stage"] == first["stage"]), key=lambda r: r["budget"])
-
-
-def _by_layer(record: Mapping[str, Any]) -> list[list[float]]:
-    layers = len(record["kept"])
-    heads = len(record["z"]) // layers
-    return [record["z"][layer * heads : (layer + 1) * heads] for layer in range(layers)]
-
-
-def _panels(found: Sequence[Mapping[str, Any]]) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel for each record, as many in a row as a page is wide."""
-    rows = _by_layer(found[0])
-    width = max(1.3, 0.29 * len(rows[0]))
-    across = min(len(found), max(1, int(PAGE / width)))
-    down = -(-len(found) // across)
-    size = (1.0 + across * width, down * (0.9 + 0.3 * len(rows)))
-    figure = Figure(figsize=size, layout="constrained")
-    axes = list(figure.subplots(down, across, sharey=True, squeeze=False).flat)
-    for spare in axes[len(found) :]:
-        spare.set_visible(False)
-    return figure, axes[: len(found)]
-
-
-def _label_grid(axes: Axes, rows: Sequence[Sequence[float]], title: str) -> None:
-    axes.set_title(title, fontsize=9)
-    axes.set_xticks(range(len(rows[0])))
-    axes.set_yticks(range(len(rows)))
-    axes.tick_params(length=0, labelsize=7)
-    axes.set_xlabel("head", fontsize=8)
-    axes.set_ylabel("layer", fontsize=8)
-    axes.label_outer()
-    axes.grid(visible=False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    # White lines between the cells: a grid of squares, not a field of colour.
-    for x in range(1, len(rows[0])):
-        axes.axvline(x - 0.5, color="white", linewidth=1)
-    for y in range(1, len(rows)):
-        axes.axhline(y - 0.5, color="white", linewidth=1)
-
-
-def _two_digits(z: float) -> str:
-    return "1" if z >= 0.995 else f"{z:.2f}"[1:]
-
-
-def _whose(record: Mapping[str, Any]) -> str:
-    return f"{record['method']}, seed {record['seed']}"

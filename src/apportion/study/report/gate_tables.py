@@ -14,7 +14,8 @@ from apportion.method.allocation import allocate
 from apportion.method.gates import Gates
 from apportion.method.units import Allocation, Units
 from apportion.study.experiment import Experiment
-from apportion.study.report.tables import Records, Table, asked, mean_sd, methods_of, select
+from apportion.study.report.query import Records, asked, forms_of, mean_sd, methods_of, select
+from apportion.study.report.table import Table
 
 _LOW, _HIGH = 0.25, 0.75  # where the paper compares rankings
 _MIDDLE = 0.5
@@ -22,13 +23,17 @@ _MIDDLE = 0.5
 
 def gate_tables(experiment: Experiment, records: Records) -> list[Table]:
     """What can be said of gates that learned; those of one fixed order say nothing new."""
-    return [ranking_table(experiment, records), movement_table(experiment, records)]
+    gated = [m for m in methods_of(experiment) if "soft" in forms_of(records, m)]
+    return [
+        ranking_table(gated, records),
+        movement_table(gated, records, budgets=(*experiment.budgets, 1.0)),
+    ]
 
 
-def ranking_table(experiment: Experiment, records: Records) -> Table:
+def ranking_table(methods: Sequence[str], records: Records) -> Table:
     """Whether the gates rank the units alike at low and high budgets, and as they did at first."""
     rows = []
-    for method in methods_of(experiment):
+    for method in methods:
         found = {k: z for k, z in _by_stage(records, method).items() if {_LOW, _HIGH} <= set(z)}
         if not found:
             continue
@@ -127,11 +132,10 @@ def _before(stage: str, record: Mapping[str, Any], records: Records) -> Mapping[
     return {**record, "z": start, "kept": _first(record, start).to_dict()}
 
 
-def movement_table(experiment: Experiment, records: Records) -> Table:
+def movement_table(methods: Sequence[str], records: Records, *, budgets: Sequence[float]) -> Table:
     """How far the gates moved from their start: a score, or ties at σ(softplus(0) · logit B)."""
-    budgets = (*experiment.budgets, 1.0)
     rows = []
-    for method in methods_of(experiment):
+    for method in methods:
         found = _by_stage(records, method)
         cells = []
         for budget in budgets:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from apportion.files import write_text
-from apportion.study.report.tables import Table
+from apportion.study.report.table import Table
 
 _PLACE = re.compile(
     r"(<!-- table: (?P<study>[\w-]+)/(?P<name>[\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL

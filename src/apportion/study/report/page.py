@@ -11,8 +11,8 @@ from markupsafe import Markup
 from apportion.files import write_text
 from apportion.study.experiment import Experiment
 from apportion.study.report.figures import study_figures
+from apportion.study.report.query import Records, select
 from apportion.study.report.study_tables import study_tables
-from apportion.study.report.tables import Records, select
 
 
 def write_page(experiment: Experiment, records: Records, path: Path) -> None:

@@ -17,7 +17,8 @@ from apportion.study.report.claim_tables import count_verdicts
 from apportion.study.report.drawing import Picture
 from apportion.study.report.page import render
 from apportion.study.report.paper_tables import Section, reproduction_tables
-from apportion.study.report.tables import Table, select
+from apportion.study.report.query import select
+from apportion.study.report.table import Table
 
 _FIGURES = "figures"
 

@@ -27,8 +27,9 @@ from apportion.study.report.claim_tables import (
 )
 from apportion.study.report.drawing import Picture
 from apportion.study.report.figures import study_figures
+from apportion.study.report.query import mean_sd, methods_of, select
 from apportion.study.report.study_tables import study_tables
-from apportion.study.report.tables import Table, mean_sd, methods_of, select
+from apportion.study.report.table import Table
 from apportion.study.stages import is_done
 
 

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from apportion.serving.timing import SWITCHES
 from apportion.study.experiment import Experiment
-from apportion.study.report.tables import (
+from apportion.study.report.query import (
     BY_MACS,
     Records,
-    Table,
     asked,
     interval,
     main_method,
@@ -22,9 +22,16 @@ from apportion.study.report.tables import (
     processors,
     select,
     times,
+    timings,
 )
+from apportion.study.report.table import Table
 
-_REMOVED = ("parameters", "head_parameters", "attention_macs", "layer_macs")
+_REMOVED = {
+    "parameters": "all parameters",
+    "head_parameters": "head parameters",
+    "attention_macs": "attention MACs",
+    "layer_macs": "layer MACs",
+}
 _CALLED = {
     "fused": "all open, sums fused",
     "soft": "soft gates",
@@ -138,28 +145,18 @@ def _protocol_table(
 
 def compute_table(records: Records) -> Table:
     """What a cut takes away, in parameters and multiply-accumulates."""
-    found = [r for r in select(records, kind="latency", form="cut") if "removed" in r]
-    found = [r for r in found if r.get("protocol", "padded") == "padded"]
+    found = [r for r in timings(records, form="cut") if "removed" in r]
     rows = []
     for method, budget in dict.fromkeys((r["method"], r["budget"]) for r in found):
-        gone = [r["removed"] for r in found if (r["method"], r["budget"]) == (method, budget)]
-        cells = [mean_sd([100 * g[name] for g in gone], 1) for name in _REMOVED]
-        rows.append((method, asked(budget), *cells))
+        removed = [r["removed"] for r in found if (r["method"], r["budget"]) == (method, budget)]
+        shares = {
+            f"of {words}, %": mean_sd([100 * one[name] for one in removed], 1)
+            for name, words in _REMOVED.items()
+        }
+        rows.append({"method": method, "budget": asked(budget), **shares})
     length = found[0]["length"] if found else 0
-    return Table(
-        "compute",
-        "What a cut takes away",
-        (
-            "method",
-            "budget",
-            "of all parameters, %",
-            "of head parameters, %",
-            "of attention MACs, %",
-            "of layer MACs, %",
-        ),
-        tuple(rows),
-        f"Multiply-accumulates at {length} tokens.",
-    )
+    note = f"Multiply-accumulates at {length} tokens."
+    return Table.of_rows("compute", "What a cut takes away", rows, note)
 
 
 def throughput_table(records: Records) -> Table:
@@ -169,22 +166,45 @@ def throughput_table(records: Records) -> Table:
     for budget in sorted({r["budget"] for r in found}):
         of_budget = [r for r in found if r["budget"] == budget]
         rows.append(
-            (
-                asked(budget),
-                mean_sd([r["bare"] for r in of_budget], 0),
-                mean_sd([r["predict"] for r in of_budget], 0),
-                mean_sd([100 * r["share"] for r in of_budget], 1),
-            )
+            {
+                "budget": asked(budget),
+                "bare model, rows/s": mean_sd([r["bare"] for r in of_budget], 0),
+                "predict, rows/s": mean_sd([r["predict"] for r in of_budget], 0),
+                "share, %": mean_sd([100 * r["share"] for r in of_budget], 1),
+            }
         )
-    return Table(
-        "throughput",
-        "Predictions a second",
-        ("budget", "bare model, rows/s", "predict, rows/s", "share, %"),
-        tuple(rows),
+    note = (
         "The model has one thread. Bare, it takes batches that were encoded before; predict reads "
         "CSV, encodes in a thread of its own a chunk ahead, calls the model on the same batches "
-        "and writes CSV.",
+        "and writes CSV."
     )
+    return Table.of_rows("throughput", "Predictions a second", rows, note)
+
+
+def switching_table(records: Records) -> Table:
+    """What it takes to change the budget of a model that is running."""
+    rows = [
+        {
+            "method": r["method"],
+            "seed": str(r["seed"]),
+            "budgets": str(len(r["budgets"])),
+            "switch, µs": f"{r['switch_us']:.2f}",
+            "slowest, µs": f"{r['slowest_us']:.1f}",
+            "first time, ms": f"{r['first_ms']:.1f}",
+            "bytes of weights beside the dense ones": f"{r['extra_bytes']:,}",
+            "bytes of Python objects": f"{r['object_bytes']:,}",
+            "both, of the dense model, %": (
+                f"{100 * (r['extra_bytes'] + r['object_bytes']) / r['whole_bytes']:.1f}"
+            ),
+        }
+        for r in select(records, kind="switching")
+    ]
+    note = (
+        f"A switch is the median of {SWITCHES:,} between budgets that were asked for before; the "
+        "first time that a budget is asked for, its modules are made, which hold views of the "
+        "weights."
+    )
+    return Table.of_rows("switching", "Changing the budget", rows, note)
 
 
 def _runtime(record: Mapping[str, Any]) -> str:

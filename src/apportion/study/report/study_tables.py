@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-import statistics
-
 from apportion.data.task import SPLITS
 from apportion.study.experiment import Experiment
-from apportion.study.report.accounting import accounting_table, time_table
-from apportion.study.report.gate_tables import gate_tables
-from apportion.study.report.goal_tables import goal_table
-from apportion.study.report.nested_tables import is_nested, nested_budget_table, nested_tables
-from apportion.study.report.speed_tables import (
-    compute_table,
-    latency_table,
-    protocol_tables,
-    throughput_table,
+from apportion.study.report.accounting import (
+    accounting_table,
+    conversion_table,
+    scoring_table,
+    time_table,
 )
-from apportion.study.report.tables import (
+from apportion.study.report.budget_tables import against_table, budget_table, sweep_table
+from apportion.study.report.claim_tables import goal_table
+from apportion.study.report.gate_tables import gate_tables
+from apportion.study.report.query import (
     INTERVAL,
     Records,
-    Table,
     asked,
     beside,
     main_method,
     mean_sd,
-    methods_of,
     percent,
     points_at,
     processors,
-    seeds_of,
     select,
-    speed_note,
     times_within,
     timings,
 )
+from apportion.study.report.speed_tables import (
+    compute_table,
+    latency_table,
+    protocol_tables,
+    switching_table,
+    throughput_table,
+)
+from apportion.study.report.table import Table
 
 
 def study_tables(experiment: Experiment, records: Records) -> list[Table]:
@@ -41,68 +42,23 @@ def study_tables(experiment: Experiment, records: Records) -> list[Table]:
     tables = [
         goal_table(experiment, records),
         budget_table(experiment, records),
-        *nested_tables(experiment, records),
+        against_table(experiment, records),
+        switching_table(records),
+        conversion_table(records),
         *method_tables(experiment, records),
-        data_table(experiment, records),
+        data_table(records),
         grid_table(experiment, records),
         sweep_table(experiment, records),
         latency_table(records),
         *protocol_tables(experiment, records),
         throughput_table(records),
         compute_table(records),
-        *(() if is_nested(experiment) else gate_tables(experiment, records)),
+        *gate_tables(experiment, records),
         scoring_table(records),
         accounting_table(experiment, records),
         time_table(experiment, records),
     ]
     return [table for table in tables if table.rows]
-
-
-def budget_table(experiment: Experiment, records: Records) -> Table:
-    """What each budget costs and keeps, for the one checkpoint with the knob."""
-    if is_nested(experiment):
-        return nested_budget_table(experiment, records)
-    method = main_method(experiment)
-    rows = []
-    for budget in (*experiment.budgets, 1.0):
-        cells = {
-            form: select(records, kind="point", method=method, form=form, budget=budget)
-            for form in ("soft", "hard", "cut")
-        }
-        if not cells["soft"]:
-            continue
-        if budget == 1.0:
-            cells["cut"] = []  # nothing is cut there
-        speed = timings(records, method=method, form="cut", budget=budget)
-        rows.append(
-            (
-                asked(budget),
-                mean_sd([p["cost"] for p in cells["soft"]], 3),
-                mean_sd([p["cost"] for p in cells["hard"]], 3),
-                percent(cells["soft"]),
-                percent(cells["hard"]),
-                percent(cells["cut"]),
-                times_within(speed),
-                f"{statistics.mean(r['bound'] for r in speed):.2f}x" if speed else "–",
-            )
-        )
-    speed_words = speed_note("the same model uncut", timings(records, method=method))
-    return Table(
-        "budgets",
-        "What each budget costs and keeps",
-        (
-            "budget asked",
-            "cost paid, soft",
-            "cost paid, hard",
-            "accuracy, soft",
-            "accuracy, hard",
-            "accuracy, cut model",
-            "speed, cut model",
-            "by MACs",
-        ),
-        tuple(rows),
-        f"Method {method}, test rows, {seeds_of(records, method)}. {speed_words}".strip(),
-    )
 
 
 def method_tables(experiment: Experiment, records: Records) -> list[Table]:
@@ -162,7 +118,7 @@ def _method_table(experiment: Experiment, records: Records, name: str) -> Table:
     )
 
 
-def data_table(experiment: Experiment, records: Records) -> Table:
+def data_table(records: Records) -> Table:
     """What is known of a task's texts, averaged over the seeds that drew them."""
     found = {
         record["data_seed"]: record["facts"]["splits"]
@@ -171,32 +127,22 @@ def data_table(experiment: Experiment, records: Records) -> Table:
     }
     rows = []
     for split in SPLITS if found else ():
-        of_split = [facts[split] for facts in found.values()]
+        facts = [splits[split] for splits in found.values()]
         rows.append(
-            (
-                split,
-                f"{of_split[0]['rows']:,}",
-                mean_sd([f["tokens"] for f in of_split], 1),
-                mean_sd([100 * f["full"] for f in of_split], 2),
-                mean_sd([100 * f["unknown"] for f in of_split], 2),
-                " / ".join(str(f["duplicates"]) for f in of_split),
-            )
+            {
+                "split": split,
+                "rows": f"{facts[0]['rows']:,}",
+                "words in a text": mean_sd([fact["tokens"] for fact in facts], 1),
+                "as long as the limit, %": mean_sd([100 * fact["full"] for fact in facts], 2),
+                "unknown words, %": mean_sd([100 * fact["unknown"] for fact in facts], 2),
+                "duplicates": " / ".join(str(fact["duplicates"]) for fact in facts),
+            }
         )
-    return Table(
-        "data",
-        "The texts",
-        (
-            "split",
-            "rows",
-            "words in a text",
-            "as long as the limit, %",
-            "unknown words, %",
-            "duplicates",
-        ),
-        tuple(rows),
+    note = (
         f"Over {len(found)} draws. Duplicates, a number a draw: of training rows those that stand "
-        "there twice, of the others those whose text is also in training.",
+        "there twice, of the others those whose text is also in training."
     )
+    return Table.of_rows("data", "The texts", rows, note)
 
 
 def grid_table(experiment: Experiment, records: Records) -> Table:
@@ -216,65 +162,4 @@ def grid_table(experiment: Experiment, records: Records) -> Table:
         ("", *(f"seed {seed}" for seed in experiment.seeds)),
         tuple(rows),
         "Each cell is one training run, on the test rows of its own data seed.",
-    )
-
-
-def sweep_table(experiment: Experiment, records: Records) -> Table:
-    """The budgets of the sweep for each elastic method, averaged over seeds."""
-    rows = []
-    shown = experiment.figure or methods_of(experiment)
-    methods = [m for m in shown if select(records, kind="monotone", method=m)]
-    methods = [] if is_nested(experiment) else methods  # those have a table of their own
-    budgets = sorted(
-        {p["budget"] for m in methods for p in select(records, kind="point", method=m)}
-    )
-    for budget in budgets:
-        row = [asked(budget)]
-        for method in methods:
-            for form in ("soft", "hard"):
-                where = {"method": method, "form": form, "budget": budget}
-                points = select(records, kind="point", **where)
-                if not points:
-                    row.append("–")
-                    continue
-                cost = statistics.mean(p["cost"] for p in points)
-                accuracy = statistics.mean(100 * p["accuracy"] for p in points)
-                row.append(f"{accuracy:.2f} at {cost:.3f}")
-        rows.append(tuple(row))
-    verdicts = []
-    for method in methods:
-        found = select(records, kind="monotone", method=method)
-        held = sum(bool(r["monotone"]) for r in found)
-        verdicts.append(f"{method}: cost monotone in {held} of {len(found)} seeds")
-    return Table(
-        "sweep",
-        "The sweep: accuracy at cost",
-        ("budget", *(f"{m}, {form}" for m in methods for form in ("soft", "hard"))),
-        tuple(rows),
-        "; ".join(verdicts) + "." if verdicts else "",
-    )
-
-
-def scoring_table(records: Records) -> Table:
-    """What it took to score the units one by one, beside a whole pass for each."""
-    found = [r for r in select(records, kind="scores") if "share_of_passes" in r]
-    rows = tuple(
-        (
-            r["method"],
-            str(r["seed"]),
-            str(r["passes"]),
-            f"{r['seconds']:.0f}",
-            f"{100 * r['share_of_passes']:.0f} %",
-            f"{100 * r['share_of_padded_passes']:.0f} %",
-        )
-        for r in found
-    )
-    return Table(
-        "scoring",
-        "Switching each unit off by itself",
-        ("method", "seed", "units", "seconds", "of whole passes", "of whole padded passes"),
-        rows,
-        "Seconds of the process that did it, and their share of a pass from the embeddings for "
-        "each unit: over the same batches, rows of like length together, and over rows padded to "
-        "the whole length.",
     )

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from apportion.study.report.tables import Table
+from apportion.study.report.table import Table
 
 
 def show(tables: Sequence[Table], as_json: bool = False) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from apportion.study.experiment import Experiment
@@ -14,26 +13,6 @@ Records = Sequence[Mapping[str, Any]]
 
 # Records that agree in these measured the same thing.
 _SAME = ("kind", "stage", "form", "budget", "batch", "protocol", "device")
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table for people: cells are text, and a note says what they have to know to read it."""
-
-    name: str
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-
-    def markdown(self) -> str:
-        """The table as GitHub shows it."""
-        lines = [
-            "| " + " | ".join(self.columns) + " |",
-            "|" + "---|" * len(self.columns),
-            *("| " + " | ".join(row) + " |" for row in self.rows),
-        ]
-        return "\n".join(lines) + (f"\n\n{self.note}" if self.note else "")
 
 
 def select(records: Records, **where: Any) -> list[Mapping[str, Any]]:
@@ -65,6 +44,11 @@ def points_at(
         if found:
             return found
     return []
+
+
+def forms_of(records: Records, method: str | None) -> set[str]:
+    """The forms that a method's models have: soft and hard with gates, cut alone with one order."""
+    return {point["form"] for point in select(records, kind="point", method=method)}
 
 
 def main_method(experiment: Experiment) -> str | None:
@@ -109,6 +93,31 @@ def beside(values: Sequence[float], paper: str, digits: int = 2) -> str:
 def percent(points: Iterable[Mapping[str, Any]]) -> str:
     """Accuracy of some points in percent."""
     return mean_sd([100 * point["accuracy"] for point in points], 2)
+
+
+def differences(ours: Records, theirs: Records) -> list[float]:
+    """Differences in points between runs of the same seeds, at the same budget or to the dense."""
+    found = {_cell(p): p for p in theirs}
+    pairs = []
+    for point in ours:
+        other = found.get(_cell(point)) or found.get((*_cell(point)[:2], None))
+        if other is not None:
+            pairs.append(100 * (point["accuracy"] - other["accuracy"]))
+    return pairs
+
+
+def _cell(point: Mapping[str, Any]) -> tuple[int, int, float | None]:
+    budget = None if point["form"] == "dense" else point["budget"]
+    return point["data_seed"], point["seed"], budget
+
+
+def difference(ours: Records, theirs: Records) -> str:
+    """How far accuracies are apart, seed by seed, in points."""
+    pairs = differences(ours, theirs)
+    if not pairs:
+        return "–"
+    spread = f" ± {statistics.stdev(pairs):.2f}" if len(pairs) > 1 else ""
+    return f"{statistics.mean(pairs):+.2f}{spread}"
 
 
 def times(latencies: Iterable[Mapping[str, Any]]) -> str:
@@ -180,6 +189,11 @@ def of_medians(latencies: Iterable[Mapping[str, Any]], records: Records) -> str:
 
 def _run_of(latency: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(latency.get(name) for name in ("stage", "protocol", "device", "batch"))
+
+
+def by_macs(latencies: Records) -> str:
+    """Speed-up that multiply-accumulates let expect."""
+    return f"{statistics.mean(r['bound'] for r in latencies):.2f}x" if latencies else "–"
 
 
 def over_fused(latencies: Iterable[Mapping[str, Any]]) -> str:
