@@ -183,9 +183,7 @@ class _Run:
         self.dense = model.plain().eval()
         self.whole = model.plain().eval()
         # Views of the whole model's weights: what is repaired there is repaired in each of them.
-        self.smaller = [
-            view(self.whole, one).eval() for one in kept if not all(one.kept)
-        ]
+        self.smaller = [view(self.whole, one).eval() for one in kept if not all(one.kept)]
         self.fits_whole = any(all(one.kept) for one in kept)
         device = model.gates.a.device
         fit_to, self.held_out = (

@@ -11,7 +11,7 @@ import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from apportion.data.tokenizer import Words, check_processing
-from apportion.files import read_json
+from apportion.files import first_line, read_json
+from apportion.models.autoclasses import import_transformers
 from apportion.models.labels import class_names, first_few, name_classes, order_of, reorder_head
 from apportion.models.sites import layers_path
 from apportion.models.sizes import check_folder, weights_files
@@ -42,7 +43,7 @@ def load_model(
     A head that already knows these classes by name is kept, its outputs put in the order given;
     any other is drawn by the seed or, if a `trained` model is wanted, refused.
     """
-    transformers = _transformers()
+    transformers = import_transformers()
     source = find_source(name, folder)
     known = class_names(_read(transformers.AutoConfig, source)) or []
     loader = transformers.AutoModelForSequenceClassification
@@ -83,7 +84,7 @@ def _is_inside(model: nn.Module, key: str) -> bool:
 
 def untrained_model(shape: Mapping[str, Any], task: Mapping[str, int], seed: int) -> nn.Module:
     """A model of Transformers with random weights: where its speed alone is of interest."""
-    transformers = _transformers()
+    transformers = import_transformers()
     config = transformers.AutoConfig.for_model(
         shape["architecture"],
         vocab_size=shape.get("vocabulary", task["vocabulary"]),
@@ -104,38 +105,6 @@ def untrained_model(shape: Mapping[str, Any], task: Mapping[str, int], seed: int
 _FEEDFORWARD = {"distilbert": "hidden_dim"}  # where configs call it so
 
 
-def is_of_transformers(model: nn.Module) -> bool:
-    """Whether a model is one of Transformers, which is not imported to know it."""
-    return any(base.__module__.startswith("transformers.") for base in type(model).__mro__)
-
-
-def class_of(name: str) -> Any:
-    """A class of models by its name: one of Transformers, or a `Cut…` of it."""
-    module = _transformers()
-    if name.startswith("Cut"):
-        module = import_module("apportion.models.cut_models")
-    found = getattr(module, name, None)
-    if not isinstance(found, type) or not issubclass(found, nn.Module):
-        raise ValueError(f"{name!r} is no class of models of Transformers")
-    return found
-
-
-def from_config(config: Mapping[str, Any]) -> nn.Module:
-    """A model of Transformers from the values of its config.json, without pretrained weights."""
-    values = {name: value for name, value in config.items() if name != "model_type"}
-    try:
-        (name,) = values["architectures"]
-        whole = class_of(name)
-        model: nn.Module = whole(whole.config_class.from_dict(values))
-        return model.to(getattr(torch, str(values.get("dtype") or "float32")))
-    except ValueError:
-        raise
-    except Exception as error:  # a config may be wrong in any way
-        raise ValueError(
-            f"the config is not one of a model of Transformers: {_first_line(error)}"
-        ) from None
-
-
 def load_words(name: str, length: int | None = None, folder: Path | None = None) -> Words:
     """The tokenizer that a pretrained encoder was trained with.
 
@@ -147,11 +116,11 @@ def load_words(name: str, length: int | None = None, folder: Path | None = None)
     except (OSError, ValueError):
         raise
     except Exception as error:  # its settings may be wrong in any way
-        raise ValueError(f"the tokenizer of {source} can't be used: {_first_line(error)}") from None
+        raise ValueError(f"the tokenizer of {source} can't be used: {first_line(error)}") from None
 
 
 def _load_words(source: str, length: int | None) -> Words:
-    transformers = _transformers()
+    transformers = import_transformers()
     with _quiet():
         tokenizer = _read(transformers.AutoTokenizer, source, empty=_is_empty)
     if _is_empty(tokenizer):
@@ -291,7 +260,7 @@ def _read(loader: Any, source: str, empty: Any = None, **options: Any) -> Any:
             return found
     except Exception as error:  # a damaged file may raise anything
         if Path(source).is_dir():
-            raise ValueError(f"{source} can't be loaded: {_first_line(error)}") from None
+            raise ValueError(f"{source} can't be loaded: {first_line(error)}") from None
     _log.warning("%s is not in the cache, or not whole: asking the hub for it", source)
     try:
         from huggingface_hub import HfApi
@@ -301,29 +270,15 @@ def _read(loader: Any, source: str, empty: Any = None, **options: Any) -> Any:
     except Exception as error:  # whatever the network, the hub or a damaged cache may raise
         raise ValueError(
             f"there is no folder {source!r}, and no model of that name could be had from the hub "
-            f"({_first_line(error)}); without a network give a folder with config.json and "
+            f"({first_line(error)}); without a network give a folder with config.json and "
             "model.safetensors, or 'minilm'"
         ) from None
-
-
-def _first_line(error: BaseException) -> str:
-    # Their messages are long, and the first line says what was wrong.
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        needed = "pip install 'apportion[hub]'"
-        raise ValueError(f"pretrained models need Transformers: {needed}") from None
-    return transformers
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the loading report and bars of Transformers: what is wrong is raised, not printed."""
-    theirs: Any = _transformers().utils.logging
+    theirs: Any = import_transformers().utils.logging
     verbosity, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
     theirs.set_verbosity_error()
     theirs.disable_progress_bar()

@@ -10,6 +10,8 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+CUT_CLASS, CUT_TYPE = "Cut", "cut-"  # before a class's name, before a config's model type
+
 # What attention modules call the number of their heads, and the width of all of them. They do not
 # compute with it, but exporters read it.
 _HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads")

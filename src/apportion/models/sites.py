@@ -1,16 +1,16 @@
-"""Where a model's units live: a table with one row an architecture."""
+"""Where a model's units live: a table with one row per architecture."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from apportion.method.units import KINDS, Unit, Units
+from apportion.models.shrinking import CUT_TYPE
 
-CUT = "cut-"  # stands before the model type of one that was cut
 BLOCK = 64  # feed-forward neurons that are switched together
 
 
@@ -162,6 +162,18 @@ def find_sites(
     return tuple(sites)
 
 
+def in_units(site: Site, count: int) -> Site:
+    """A site that was found with `block=1`, its neurons taken together as `count` units."""
+    neurons = site.count if site.kind == "feedforward" else site.count * site.width
+    fits = neurons == 0 if count == 0 else count > 0 and neurons % count == 0
+    if not fits or (site.kind == "heads" and count != site.count):
+        raise ValueError(
+            f"{count} {site.kind} were expected in layer {site.layer}, not the {site.count} that "
+            "this model has"
+        )
+    return replace(site, count=count, width=neurons // count if count else site.width)
+
+
 def largest_block(model: nn.Module) -> int:
     """How many neurons make a block: as many as usual, or the most that divide every layer."""
     counts = {site.count for site in find_sites(model, ("feedforward",), block=1)}
@@ -187,7 +199,7 @@ def units_of(sites: Sequence[Site], length: int) -> Units:
 
 def _row(model: nn.Module) -> Architecture:
     model_type = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    model_type = model_type.removeprefix(CUT)
+    model_type = model_type.removeprefix(CUT_TYPE)
     if model_type not in ARCHITECTURES:
         raise ValueError(
             f"unknown architecture {model_type!r}; known: {', '.join(sorted(ARCHITECTURES))}. "

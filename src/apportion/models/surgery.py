@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from typing import cast
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from apportion.method.units import Allocation, Units
 from apportion.models.reloading import remember_cut
 from apportion.models.shrinking import recount_heads
-from apportion.models.sites import Site, find_sites
+from apportion.models.sites import Site, find_sites, in_units
 
 
 def cut(model: nn.Module, allocation: Allocation) -> nn.Module:
@@ -87,19 +86,7 @@ def _sites_in_units(model: nn.Module, units: Units) -> Iterator[tuple[Site, slic
     """The sites of a model, counted in these units, each with the positions of its units."""
     for site in find_sites(model, _kinds(units), block=1):
         span = units.spans.get((site.layer, site.kind), slice(0, 0))
-        yield _in_units(site, span.stop - span.start), span
-
-
-def _in_units(site: Site, count: int) -> Site:
-    """A site whose neurons are counted one by one, as `count` units."""
-    neurons = site.count if site.kind == "feedforward" else site.count * site.width
-    fits = neurons == 0 if count == 0 else neurons % count == 0
-    if not fits or (site.kind == "heads" and count != site.count):
-        raise ValueError(
-            f"the allocation is for a model with {count} {site.kind} in layer {site.layer}, "
-            f"not the {site.count} that this one has"
-        )
-    return replace(site, count=count, width=neurons // count if count else site.width)
+        yield in_units(site, span.stop - span.start), span
 
 
 def kept_columns(site: Site, indices: list[int]) -> Tensor:
