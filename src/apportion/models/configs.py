@@ -30,7 +30,7 @@ def is_of_transformers(model: nn.Module) -> bool:
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
-    """A model of the shape that `config_of` wrote down; its weights are yet to be loaded."""
+    """A model of the shape that `config_of` gave, before its weights are loaded."""
     if config.get("model_type") != EncoderConfig.model_type:
         return _from_transformers(config)
     shape = {name: value for name, value in config.items() if name != "model_type"}

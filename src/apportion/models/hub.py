@@ -1,4 +1,4 @@
-"""Pretrained encoders of Transformers: by a name on the hub, a local folder, or `minilm`.
+"""Pretrained encoders and their tokenizers: by a name on the hub, a local folder, or `minilm`.
 
 A name that is in the cache is taken from there; a download is announced before it begins.
 Weights are safetensors or they are refused, and no code of a model's folder is run.
@@ -21,7 +21,7 @@ from torch import nn
 from apportion.data.tokenizer import Words, check_processing
 from apportion.files import first_line, read_json
 from apportion.models.autoclasses import import_transformers
-from apportion.models.labels import class_names, first_few, name_classes, order_of, reorder_head
+from apportion.models.labels import class_names, name_classes, order_of, reorder_head
 from apportion.models.sites import layers_path
 from apportion.models.sizes import check_folder, weights_files
 
@@ -62,7 +62,7 @@ def load_model(
         if model is None and trained:
             raise ValueError(
                 f"{source} has no head that was trained for the classes "
-                f"{first_few(classes)}; those of its config are {first_few(known)}. If only the "
+                f"{_first_few(classes)}; those of its config are {_first_few(known)}. If only the "
                 "names differ, put those of the texts into id2label of its config.json"
             )
         if model is None:
@@ -78,18 +78,22 @@ def load_model(
 
 
 def _is_inside(model: nn.Module, key: str) -> bool:
-    """Whether a weight is one of the encoder inside a model, not of its head."""
+    """Whether a weight belongs to the encoder inside a model, not to its head."""
     return key.startswith(f"{model.base_model_prefix}.")
 
 
+def _first_few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "") if names else "none"
+
+
 def untrained_model(shape: Mapping[str, Any], task: Mapping[str, int], seed: int) -> nn.Module:
-    """A model of Transformers with random weights: where its speed alone is of interest."""
+    """A model of Transformers with random weights, for timing."""
     transformers = import_transformers()
     config = transformers.AutoConfig.for_model(
         shape["architecture"],
         vocab_size=shape.get("vocabulary", task["vocabulary"]),
         num_labels=task["classes"],
-        # As pretrained ones have; RoBERTa's begin after the one of padding.
+        # As many as pretrained models have; RoBERTa's begin after that of padding.
         max_position_embeddings=max(512, task["length"] + 2),
         num_hidden_layers=shape["layers"],
         num_attention_heads=shape["heads"],
@@ -102,7 +106,7 @@ def untrained_model(shape: Mapping[str, Any], task: Mapping[str, int], seed: int
     return model.eval()
 
 
-_FEEDFORWARD = {"distilbert": "hidden_dim"}  # where configs call it so
+_FEEDFORWARD = {"distilbert": "hidden_dim"}  # others say intermediate_size
 
 
 def load_words(name: str, length: int | None = None, folder: Path | None = None) -> Words:
@@ -142,10 +146,11 @@ def _load_words(source: str, length: int | None) -> Words:
         settings = read_json(Path(place) / "tokenizer_config.json")
     backend.no_padding()
     backend.enable_truncation(length or longest)
-    return Words(backend, {name: v for name, v in settings.items() if name not in _OF_THE_MOMENT})
+    return Words(backend, {name: v for name, v in settings.items() if name not in _OF_A_LOAD})
 
 
-_OF_THE_MOMENT = ("is_local", "local_files_only", "max_length", "stride", "name_or_path")
+# Settings of one load, not of the tokenizer.
+_OF_A_LOAD = ("is_local", "local_files_only", "max_length", "stride", "name_or_path")
 
 
 def words_of_folder(folder: Path) -> Words | None:
@@ -156,7 +161,7 @@ def words_of_folder(folder: Path) -> Words | None:
 
 
 def _is_empty(tokenizer: Any) -> bool:
-    """Whether Transformers made a tokenizer of nothing, which it does where files are missing."""
+    """Whether a tokenizer has no vocabulary, as Transformers makes it where files are missing."""
     return len(tokenizer) <= len(tokenizer.all_special_tokens)
 
 
@@ -164,7 +169,7 @@ def positions_of(config: Any) -> int:
     """How many tokens a model has positions for."""
     longest = int(getattr(config, "max_position_embeddings", 0) or 512)
     if config.model_type.endswith("roberta"):
-        longest -= (config.pad_token_id or 0) + 1  # its positions begin after the one of padding
+        longest -= (config.pad_token_id or 0) + 1  # its positions begin after that of padding
     return longest
 
 
@@ -188,7 +193,7 @@ def find_source(name: str, folder: Path | None = None) -> str:
 
 
 def weights_files_digest(name: str, folder: Path | None = None) -> str | None:
-    """A short hash of the weights files of a pretrained encoder in a folder; of a name none."""
+    """A short hash of the weights files in a folder; None for a name on the hub."""
     files = sorted(Path(find_source(name, folder)).glob("*.safetensors"))
     sha = hashlib.sha256()
     for file in files:
@@ -197,7 +202,7 @@ def weights_files_digest(name: str, folder: Path | None = None) -> str | None:
 
 
 def check_digest(name: str, digest: str, folder: Path | None = None) -> None:
-    """Complains if the weights in a folder are not those that were asked for."""
+    """Refuses weights in a folder that have another digest."""
     found = weights_files_digest(name, folder)
     if found != digest:
         raise ValueError(
@@ -216,7 +221,7 @@ def read_pretrained(loader: Any, source: str, **options: Any) -> tuple[Any, dict
             source,
             output_loading_info=True,
             use_safetensors=True,
-            # Its own complaint names nothing; whoever calls this looks, and complains by name.
+            # Its own error names no tensor; `check_fit` does.
             ignore_mismatched_sizes=True,
             **options,
         )
@@ -224,7 +229,7 @@ def read_pretrained(loader: Any, source: str, **options: Any) -> tuple[Any, dict
 
 
 def check_fit(model: nn.Module, info: Mapping[str, Any], source: str) -> None:
-    """Complains of weights that are missing, of another size, or of a layer that is not there."""
+    """Refuses weights that are missing, of another size, or of a layer that the model lacks."""
     above = layers_path(model).removeprefix(f"{model.base_model_prefix}.")
     problems = [f"{key} is missing" for key in info["missing_keys"]]
     problems += [
@@ -251,7 +256,7 @@ def _refuse_pickles(folder: Path) -> None:
 def _read(loader: Any, source: str, empty: Any = None, **options: Any) -> Any:
     """What a loader of Transformers makes of a folder or a name; errors in one sentence.
 
-    `empty` says of what was loaded whether it is as good as nothing.
+    `empty` tells whether what was loaded holds nothing.
     """
     options = {"trust_remote_code": False, **options}
     try:

@@ -22,9 +22,9 @@ from apportion.models.shrinking import CUT_CLASS, CUT_TYPE
 from apportion.models.sites import ARCHITECTURES, find_sites, in_units, layers_path, units_of
 from apportion.models.sizes import check_folder, check_weights
 
-RECORD = "apportion"  # the field of a config that says what was kept
-CODE = ("cut_models.py", "shrinking.py")  # of a folder that loads without apportion
-_LENGTH = 128  # where the costs of units are taken that nothing else is known of
+RECORD = "apportion"  # the field of a config that records what was kept
+CODE = ("cut_models.py", "shrinking.py")  # copied into folders that load without apportion
+_LENGTH = 128  # where units cost what they do, if a folder does not say
 
 
 def remember_cut(model: nn.Module, allocation: Allocation) -> None:
@@ -33,7 +33,7 @@ def remember_cut(model: nn.Module, allocation: Allocation) -> None:
         return
     name = type(model).__name__.removeprefix(CUT_CLASS)
     if not hasattr(sys.modules["transformers"], name):
-        return  # somebody's own class: nobody could find it again by its name
+        return  # a custom class, which could not be found again by its name
     config: Any = model.config
     record = _record(model, allocation, getattr(config, RECORD, None))
     model.__class__ = class_of(CUT_CLASS + name)
@@ -48,7 +48,7 @@ def remember_cut(model: nn.Module, allocation: Allocation) -> None:
 def _record(
     model: nn.Module, allocation: Allocation, before: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What was kept, of how many, and where: in numbers of the model that was never cut."""
+    """What was kept, of how many, and where, in the whole model's numbering."""
     above = layers_path(model)
     base = getattr(model, "base_model_prefix", "")
     layers = above.removeprefix(f"{base}.")  # a model with another head has another prefix
@@ -139,7 +139,7 @@ def kept_of(model: nn.Module) -> Allocation | None:
 
 
 def _empty(whole: Any, config: Any) -> nn.Module:
-    """The whole model without any memory for its weights."""
+    """The whole model on the meta device, without memory for its weights."""
     with torch.device("meta"):
         model: nn.Module = whole(config)
     return model
@@ -170,7 +170,7 @@ def _without(model: nn.Module, pruned: Mapping[str, Sequence[int]]) -> Allocatio
 
 
 def carry_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Writes the code that a cut model needs beside it; its config with where that is.
+    """Copies the code that a cut model needs into its folder; the config that points to it.
 
     Such a folder loads with `trust_remote_code=True` where apportion is not installed.
     """

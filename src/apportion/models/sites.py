@@ -29,8 +29,8 @@ class Architecture:
     head_width: str
     up: str
     down: str
-    attention: str = ""  # what is called for attention, if it can't do without any head
-    norm: str = ""  # beside each output projection, in a part that adds the two and norms the sum
+    attention: str = ""  # the attention module, if it can't run without heads
+    norm: str = ""  # of the module that adds an output projection to its input and norms the sum
 
 
 _BERT = Architecture(
@@ -101,8 +101,8 @@ class Site:
     count: int
     width: int
     hidden: int
-    attention: str = ""  # what has to be replaced when no head is left
-    norm: str = ""  # of the sum of the output and the residual stream, in the output's own part
+    attention: str = ""  # the module to replace when no head is left
+    norm: str = ""  # of the sum of output and residual stream, in the module that holds the output
 
     def unit_macs(self, length: int) -> int:
         """Multiply-accumulates that one unit spends on one sequence of this length."""

@@ -1,8 +1,8 @@
 """Fusing: the sum that follows a projection, done by the projection. For serving only.
 
-Sums and norms do not shrink with the units: a small part of a whole model, and a large one of what
-a small budget leaves. A product that is made right on top of the residual stream saves two of the
-passes over memory around it.
+Sums and norms do not shrink with the units: they are a small part of a whole model, and a large
+part of what a small budget leaves. Adding the product to the residual stream in place saves two
+passes over memory.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from apportion.models.sites import find_sites
 def fuse(model: nn.Module) -> nn.Module:
     """The same model, with each output projection and the sum after it as one step.
 
-    It is changed in place, and computes what it did but for the last bits. So it is only where the
-    architecture's row names the norm; and not where someone put a hook or another kind of layer.
+    It is changed in place, and computes what it did but for the last bits. Only architectures whose
+    row names a `norm` are fused; modules with hooks or custom layers are left alone.
     """
     for site in find_sites(model, block=1):
         holder, _, projection = site.output.rpartition(".")

@@ -39,7 +39,7 @@ class Recipe:
     weight_decay: float = 0.01
     warmup: float = 0.05  # share of the steps in which the learning rate rises from 0
     clip: float = 1.0  # largest norm of the gradient
-    budgets: tuple[float, float] = (0.25, 1.0)  # drawn uniformly, one a step
+    budgets: tuple[float, float] = (0.25, 1.0)  # drawn uniformly, one per step
     ramp: float = 0.0  # share of the steps in which the lower end comes down from 1
     lam: float = 0.02
     beta: float = 2.0
@@ -49,7 +49,7 @@ class Recipe:
     select_at: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)  # budgets that choose the best epoch
     word_dropout: float = 0.0  # share of a batch's words that are made unknown
     noisy_teacher: bool = False  # whether the teacher, too, has words made unknown
-    hidden: float = 0.0  # weight of what the teacher's layers return, beside what it says
+    hidden: float = 0.0  # weight of the hidden-state loss, added to the distillation loss
     samples: int = 2  # budgets of a nested step beside the highest and the lowest
 
     def __post_init__(self) -> None:
