@@ -215,6 +215,11 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
+def first_line(error: BaseException) -> str:
+    """What went wrong: messages of libraries are long, and their first line says it."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def json_text(values: Mapping[str, Any], what: str) -> str:
     """A table as the text of a JSON file, which `read_json` reads."""
     try:

@@ -32,7 +32,7 @@ from apportion.models.compute import compare_compute
 from apportion.models.hub import load_model, load_words
 from apportion.models.labels import reorder_head
 from apportion.models.reloading import kept_of
-from apportion.models.surgery import cut
+from apportion.models.surgery import cut, view
 from apportion.study.experiment import read_experiment
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -75,6 +75,21 @@ def test_a_cut_model_that_was_saved_reloads(name, kinds, tmp_path):
 def test_a_cut_model_is_still_of_its_class():
     smaller, _ = smaller_of("bert")
     assert isinstance(smaller, BertForSequenceClassification)
+
+
+def test_a_view_is_its_models_class_with_its_config_and_leaves_both_alone():
+    model = from_transformers("bert", "sdpa").eval()
+    before, sizes = model.config.to_dict(), {k: v.shape for k, v in model.state_dict().items()}
+    elastic = Elastic(model, ("heads", "feedforward"), length=9, block=32)
+    small = view(model, elastic.allocation(0.5))
+    assert type(small) is type(model)
+    assert small.config is model.config
+    assert model.config.to_dict() == before
+    assert {k: v.shape for k, v in model.state_dict().items()} == sizes
+    inputs = inputs_of("bert")
+    with torch.no_grad():
+        expected = ask(elastic.cut(0.5).eval(), inputs)
+        assert torch.allclose(ask(small, inputs), expected, atol=1e-6)
 
 
 def test_a_cut_attention_knows_its_heads_and_their_width():

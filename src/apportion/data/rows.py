@@ -1,4 +1,4 @@
-"""Rows of texts and labels out of CSV files and lines; a row that can't be read has its line."""
+"""Rows of texts and labels from CSV files and lines; a row that can't be read names its line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BadRow:
 
 
 def open_text(path: Path) -> TextIO:
-    """A file of UTF-8 text; bytes that are not are kept apart, so that their row can be named."""
+    """A file of UTF-8 text; invalid bytes become surrogates, so that their row can be named."""
     return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
@@ -73,7 +73,7 @@ def read_csv(
 
 
 def read_lines(stream: Iterable[str]) -> Iterator[Row | BadRow]:
-    """One text a line; blank lines are left out."""
+    """One text per line; blank lines are left out."""
     for number, line in enumerate(stream, start=1):
         line = line.strip()
         if len(line) > LONGEST:
@@ -122,7 +122,7 @@ def _problem(error: csv.Error) -> str:
 
 
 class _Lines:
-    """Lines of which the last can be read again."""
+    """Lines that remember the record that is being read; its last line can be read again."""
 
     def __init__(self, stream: Iterable[str]) -> None:
         self._stream = iter(stream)
@@ -148,9 +148,9 @@ class _Lines:
         self._taken, self._size = [], 0
 
     def between(self) -> list[tuple[int, str]]:
-        """The lines of a broken record after its first, with their numbers; the last is for later.
+        """The lines between the first and the last of a broken record, with their numbers.
 
-        If it has only one, that is done with.
+        The last one is read again; the first, which broke, is not.
         """
         numbered = list(enumerate(self._taken, start=self.start))
         self._again += self._taken[1:][-1:]
@@ -180,7 +180,7 @@ def _row(
 
 
 def _broken(*texts: str) -> str | None:
-    """What is wrong with texts that have bytes in them which are not those of text."""
+    """Why texts are refused: invalid UTF-8, or a NUL byte."""
     for text in texts:
         if not text.isascii() and any("\udc80" <= c <= "\udcff" for c in text):
             return "not UTF-8; save the file in that encoding"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from apportion.data.rows import LONGEST, BadRow, Row, open_text, read_csv
+from apportion.files import first_line
 
 _HUB_NAME = re.compile(r"([\w.-]*\w/)?\w[\w.-]*(:[\w.-]+)?")
 _PARTS = ("train", "val", "test")  # files of a folder, each .csv
@@ -136,12 +137,10 @@ def _load_from_hub(name: str) -> Any:
             HfApi().dataset_info(path, timeout=10)  # one question, where loading would ask for long
         return datasets.load_dataset(path, configuration or None)
     except Exception as error:  # whatever the network, the hub or a damaged cache may raise
-        # Their messages are long, and the first line says what was wrong.
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"there is no folder {name!r}, and no dataset of that name could be had from the hub "
-            f"({reason}); without a network give a folder with train.csv, or set HF_HUB_OFFLINE=1 "
-            "if it is in your cache"
+            f"({first_line(error)}); without a network give a folder with train.csv, or set "
+            "HF_HUB_OFFLINE=1 if it is in your cache"
         ) from None
 
 

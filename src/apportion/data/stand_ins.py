@@ -1,7 +1,7 @@
-"""Texts that every machine has: the docstrings of installed packages, to be told apart.
+"""Stand-in texts that every machine has: docstrings, labelled with the package they come from.
 
-Where no data set can be had, they stand in for one: real sentences, several classes, no network.
-They depend on the versions that are installed, so a number measured on them is no evidence.
+They replace a data set where there is none: real sentences, several classes, no network. They
+depend on the installed versions, so a number measured on them is no evidence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from apportion.files import write_text
 
-_LEAST_WORDS = 6  # shorter ones say too little to be told apart
+_LEAST_WORDS = 6  # shorter docstrings say too little to be classified
 
 
 def write_docstrings(
@@ -26,7 +26,7 @@ def write_docstrings(
 ) -> None:
     """Writes train.csv and test.csv: docstrings, each with the package that it comes from.
 
-    Of each package at most so many; what is in a package that is named as well is left to that one.
+    At most `train` + `test` per package; subpackages that are listed themselves are skipped.
     """
     rows: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
     for package in packages:
@@ -38,10 +38,10 @@ def write_docstrings(
         held_out = min(test, len(texts) // 5)
         rows["test"] += [(package, text) for text in texts[:held_out]]
         rows["train"] += [(package, text) for text in texts[held_out:]]
-    for name, of_split in rows.items():
+    for name, labelled in rows.items():
         written = io.StringIO()
         writer = csv.writer(written, lineterminator="\n")
-        writer.writerows([("label", "text"), *of_split])
+        writer.writerows([("label", "text"), *labelled])
         write_text(folder / f"{name}.csv", written.getvalue())
 
 
@@ -53,20 +53,20 @@ def _different(texts: Iterator[str]) -> Iterator[str]:
             yield text
 
 
-def _docstrings(package: str, but: Sequence[str]) -> Iterator[str]:
-    """The beginnings of a package's docstrings, in the order of its files; none is run."""
+def _docstrings(package: str, excluded: Sequence[str]) -> Iterator[str]:
+    """The beginnings of a package's docstrings, in the order of its files, which are not run."""
     top, *below = package.split(".")
     spec = find_spec(top)
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"package {top!r} is not installed")
     root = Path(spec.submodule_search_locations[0])
-    elsewhere = {root.joinpath(*other.split(".")[1:]) for other in but}
+    skipped = {root.joinpath(*other.split(".")[1:]) for other in excluded}
     for path in sorted(root.joinpath(*below).rglob("*.py")):
-        if "tests" in path.relative_to(root).parts or elsewhere & set(path.parents):
+        if "tests" in path.relative_to(root).parts or skipped & set(path.parents):
             continue
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # escapes that are none, in files of others
+                warnings.simplefilter("ignore")  # invalid escapes in files that are not ours
                 tree = ast.parse(path.read_text(encoding="utf-8"))
         except (SyntaxError, ValueError):
             continue  # templates, other encodings, files for other versions of Python

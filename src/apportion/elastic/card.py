@@ -12,7 +12,7 @@ from apportion.elastic.elastic import Elastic, Form
 from apportion.method.units import Allocation
 from apportion.models.compute import count_macs, count_parameters
 from apportion.models.sites import find_sites
-from apportion.models.surgery import cut
+from apportion.models.surgery import view
 
 _BUDGETS = (0.25, 0.5, 0.75, 1.0)
 _FORMS: dict[Form, str] = {
@@ -110,7 +110,7 @@ def _budgets(model: Elastic, length: int) -> str:
     rows = []
     for budget in model.within(_BUDGETS):
         kept = model.allocation(budget)
-        smaller = cut(whole, kept, share=True)
+        smaller = view(whole, kept)
         left = count_macs(smaller, length)
         # One order for all budgets is not meant to be half open.
         soft = None if model.form == "nested" else float(model.cost(budget, "soft").detach())

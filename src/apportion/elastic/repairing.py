@@ -34,7 +34,7 @@ from apportion.method.least_squares import Equations
 from apportion.method.units import Allocation
 from apportion.models.activations import Stream
 from apportion.models.sites import Site, find_sites
-from apportion.models.surgery import cut
+from apportion.models.surgery import view
 
 REPAIRED_AT = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 # (ε, γ), ε in shares of the outputs' variance; the later ones guard the whole model more
@@ -183,9 +183,7 @@ class _Run:
         self.dense = model.plain().eval()
         self.whole = model.plain().eval()
         # Views of the whole model's weights: what is repaired there is repaired in each of them.
-        self.smaller = [
-            cut(self.whole, one, share=True).eval() for one in kept if not all(one.kept)
-        ]
+        self.smaller = [view(self.whole, one).eval() for one in kept if not all(one.kept)]
         self.fits_whole = any(all(one.kept) for one in kept)
         device = model.gates.a.device
         fit_to, self.held_out = (

@@ -53,7 +53,7 @@ def recalling(model: nn.Module, seen: Mapping[str, Any]) -> Iterator[None]:
 
 
 class _Enough(Exception):  # noqa: N818, nothing went wrong
-    """A call has come as far as it has to."""
+    """A call has come as far as it was needed."""
 
 
 def run_up_to(model: nn.Module, name: str, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -90,7 +90,7 @@ def attention_names(model: nn.Module) -> dict[int, str]:
 
 
 class Stream:
-    """A model on some batches, at the door of one of its layers."""
+    """A model on some batches, run up to the input of one of its layers."""
 
     def __init__(self, model: nn.Module, batches: Sequence[Mapping[str, Tensor]]) -> None:
         self.model, self.batches = model.eval(), batches
@@ -99,7 +99,7 @@ class Stream:
         self.given: list[Any] = [None] * len(batches)  # to its layer by the one below
 
     def enter(self, layer: int) -> None:
-        """Goes on to the door of a layer."""
+        """Runs on to the input of a layer."""
         while self.layer < layer:
             name = self.names[self.layer]
             given = [self._run(number, name)[1] for number in range(len(self.batches))]
@@ -110,7 +110,7 @@ class Stream:
         return cast(nn.Linear, self.model.get_submodule(site.output)).in_features
 
     def look(self, site: Site, number: int) -> tuple[Tensor, Tensor]:
-        """What a site of its layer is given and returns for a batch, one row a real token."""
+        """What a site of its layer is given and returns for a batch, one row per real token."""
         given, returned = self._run(number, site.output)
         mask = self.batches[number].get("attention_mask")
         if mask is None:

@@ -1,4 +1,4 @@
-"""Compute: multiply-accumulates and parameters of a model, and what a cut takes away of them."""
+"""Compute: multiply-accumulates and parameters of a model, and the shares that a cut removes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def count_macs(model: nn.Module, length: int) -> int:
     sites = find_sites(model, block=1)
     inside = sum(site.count * site.unit_macs(length) for site in sites)
     known = {name for site in sites for name in (*site.inputs, site.output)}
-    # What stands before the layers is applied to each token; what follows them to a sequence, which
-    # is pooled by then.
+    # Linear layers before the encoder's layers run once per token; those after, on the pooled
+    # sequence, once.
     outside, times, layers = 0, length, layers_path(model)
     for name, module in model.named_modules():
         if name == layers:
@@ -28,10 +28,10 @@ def count_macs(model: nn.Module, length: int) -> int:
 
 
 def compare_compute(model: nn.Module, smaller: nn.Module, length: int) -> dict[str, float]:
-    """What a cut takes away, as shares of the whole model.
+    """The shares of the whole model's compute that a cut removes.
 
-    Of all parameters; of those of the attention heads (q, k, v and the output projection); of the
-    multiply-accumulates of attention, and of the layers with their feed-forward parts.
+    Shares of all parameters; of the heads' parameters (q, k, v and output projection); and of the
+    multiply-accumulates of attention, and of whole layers, feed-forward parts included.
     """
     before, after = _compute(model, length), _compute(smaller, length)
     return {name: 1.0 - after[name] / before[name] for name in before}

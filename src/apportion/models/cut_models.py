@@ -11,7 +11,7 @@ from typing import Any
 
 import transformers
 
-from apportion.models.shrinking import shrink
+from apportion.models.shrinking import CUT_CLASS, CUT_TYPE, shrink
 
 AUTO = (
     "AutoModel",
@@ -19,7 +19,6 @@ AUTO = (
     "AutoModelForTokenClassification",
     "AutoModelForImageClassification",
 )
-_PREFIX = "Cut"
 
 
 class CutConfig:
@@ -32,7 +31,7 @@ class CutConfig:
         for name in AUTO:
             auto = getattr(transformers, name)
             if whole in auto._model_mapping and cls not in auto._model_mapping:
-                auto.register(cls, __getattr__(_PREFIX + auto._model_mapping[whole].__name__))
+                auto.register(cls, __getattr__(CUT_CLASS + auto._model_mapping[whole].__name__))
         return super().from_dict(*args, **kwargs)  # type: ignore[misc]
 
 
@@ -45,16 +44,17 @@ class CutModel:
 
 
 def __getattr__(name: str) -> Any:
+    """The class of this name, made at its first lookup: a pickle or a folder knows only names."""
     if name in globals():
         return globals()[name]
-    whole: Any = getattr(transformers, name.removeprefix(_PREFIX), None)
-    if not name.startswith(_PREFIX) or whole is None:
+    whole: Any = getattr(transformers, name.removeprefix(CUT_CLASS), None)
+    if not name.startswith(CUT_CLASS) or whole is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     made: type
     if issubclass(whole, transformers.PretrainedConfig):
-        members = {"model_type": f"cut-{whole.model_type}", "__module__": __name__}
+        members = {"model_type": CUT_TYPE + whole.model_type, "__module__": __name__}
         made = type(name, (CutConfig, whole), members)
     else:
-        config = __getattr__(_PREFIX + whole.config_class.__name__)
+        config = __getattr__(CUT_CLASS + whole.config_class.__name__)
         made = type(name, (CutModel, whole), {"config_class": config, "__module__": __name__})
     return globals().setdefault(name, made)

@@ -1,4 +1,4 @@
-"""Pretrained encoders of Transformers: by a name on the hub, a local folder, or `minilm`.
+"""Pretrained encoders and their tokenizers: by a name on the hub, a local folder, or `minilm`.
 
 A name that is in the cache is taken from there; a download is announced before it begins.
 Weights are safetensors or they are refused, and no code of a model's folder is run.
@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ import torch
 from torch import nn
 
 from apportion.data.tokenizer import Words, check_processing
+from apportion.files import first_line
+from apportion.models.autoclasses import import_transformers
 from apportion.models.labels import class_names, first_few, name_classes, order_of, reorder_head
 from apportion.models.sites import layers_path
 from apportion.models.sizes import check_folder, weights_files
@@ -40,7 +42,7 @@ def load_model(
     A head that already knows these classes by name is kept, its outputs put in the order given;
     any other is drawn by the seed or, if a `trained` model is wanted, refused.
     """
-    transformers = _transformers()
+    transformers = import_transformers()
     source = find_source(name, folder)
     known = class_names(_read(transformers.AutoConfig, source)) or []
     loader = transformers.AutoModelForSequenceClassification
@@ -76,18 +78,18 @@ def load_model(
 
 
 def _is_inside(model: nn.Module, key: str) -> bool:
-    """Whether a weight is one of the encoder inside a model, not of its head."""
+    """Whether a weight belongs to the encoder inside a model, not to its head."""
     return key.startswith(f"{model.base_model_prefix}.")
 
 
 def untrained_model(shape: Mapping[str, Any], task: Mapping[str, int], seed: int) -> nn.Module:
-    """A model of Transformers with random weights: where its speed alone is of interest."""
-    transformers = _transformers()
+    """A model of Transformers with random weights, for timing."""
+    transformers = import_transformers()
     config = transformers.AutoConfig.for_model(
         shape["architecture"],
         vocab_size=shape.get("vocabulary", task["vocabulary"]),
         num_labels=task["classes"],
-        # As pretrained ones have; RoBERTa's begin after the one of padding.
+        # As many as pretrained models have; RoBERTa's begin after that of padding.
         max_position_embeddings=max(512, task["length"] + 2),
         num_hidden_layers=shape["layers"],
         num_attention_heads=shape["heads"],
@@ -100,39 +102,7 @@ def untrained_model(shape: Mapping[str, Any], task: Mapping[str, int], seed: int
     return model.eval()
 
 
-_FEEDFORWARD = {"distilbert": "hidden_dim"}  # where configs call it so
-
-
-def is_of_transformers(model: nn.Module) -> bool:
-    """Whether a model is one of Transformers, which is not imported to know it."""
-    return any(base.__module__.startswith("transformers.") for base in type(model).__mro__)
-
-
-def class_of(name: str) -> Any:
-    """A class of models by its name: one of Transformers, or a `Cut…` of it."""
-    module = _transformers()
-    if name.startswith("Cut"):
-        module = import_module("apportion.models.cut_models")
-    found = getattr(module, name, None)
-    if not isinstance(found, type) or not issubclass(found, nn.Module):
-        raise ValueError(f"{name!r} is no class of models of Transformers")
-    return found
-
-
-def from_config(config: Mapping[str, Any]) -> nn.Module:
-    """A model of Transformers from the values of its config.json, without pretrained weights."""
-    values = {name: value for name, value in config.items() if name != "model_type"}
-    try:
-        (name,) = values["architectures"]
-        whole = class_of(name)
-        model: nn.Module = whole(whole.config_class.from_dict(values))
-        return model.to(getattr(torch, str(values.get("dtype") or "float32")))
-    except ValueError:
-        raise
-    except Exception as error:  # a config may be wrong in any way
-        raise ValueError(
-            f"the config is not one of a model of Transformers: {_first_line(error)}"
-        ) from None
+_FEEDFORWARD = {"distilbert": "hidden_dim"}  # others say intermediate_size
 
 
 def load_words(name: str, length: int | None = None, folder: Path | None = None) -> Words:
@@ -146,11 +116,11 @@ def load_words(name: str, length: int | None = None, folder: Path | None = None)
     except (OSError, ValueError):
         raise
     except Exception as error:  # its settings may be wrong in any way
-        raise ValueError(f"the tokenizer of {source} can't be used: {_first_line(error)}") from None
+        raise ValueError(f"the tokenizer of {source} can't be used: {first_line(error)}") from None
 
 
 def _load_words(source: str, length: int | None) -> Words:
-    transformers = _transformers()
+    transformers = import_transformers()
     with _quiet():
         tokenizer = _read(transformers.AutoTokenizer, source, empty=_is_empty)
     if _is_empty(tokenizer):
@@ -178,7 +148,7 @@ def words_of_folder(folder: Path) -> Words | None:
 
 
 def _is_empty(tokenizer: Any) -> bool:
-    """Whether Transformers made a tokenizer of nothing, which it does where files are missing."""
+    """Whether a tokenizer has no vocabulary, as Transformers makes it where files are missing."""
     return len(tokenizer) <= len(tokenizer.all_special_tokens)
 
 
@@ -186,7 +156,7 @@ def positions_of(config: Any) -> int:
     """How many tokens a model has positions for."""
     longest = int(getattr(config, "max_position_embeddings", 0) or 512)
     if config.model_type.endswith("roberta"):
-        longest -= (config.pad_token_id or 0) + 1  # its positions begin after the one of padding
+        longest -= (config.pad_token_id or 0) + 1  # its positions begin after that of padding
     return longest
 
 
@@ -210,7 +180,7 @@ def find_source(name: str, folder: Path | None = None) -> str:
 
 
 def weights_files_digest(name: str, folder: Path | None = None) -> str | None:
-    """A short hash of the weights files of a pretrained encoder in a folder; of a name none."""
+    """A short hash of the weights files in a folder; None for a name on the hub."""
     files = sorted(Path(find_source(name, folder)).glob("*.safetensors"))
     sha = hashlib.sha256()
     for file in files:
@@ -219,7 +189,7 @@ def weights_files_digest(name: str, folder: Path | None = None) -> str | None:
 
 
 def check_digest(name: str, digest: str, folder: Path | None = None) -> None:
-    """Complains if the weights in a folder are not those that were asked for."""
+    """Refuses weights in a folder that have another digest."""
     found = weights_files_digest(name, folder)
     if found != digest:
         raise ValueError(
@@ -238,7 +208,7 @@ def read_pretrained(loader: Any, source: str, **options: Any) -> tuple[Any, dict
             source,
             output_loading_info=True,
             use_safetensors=True,
-            # Its own complaint names nothing; whoever calls this looks, and complains by name.
+            # Its own error names no tensor; `check_fit` does.
             ignore_mismatched_sizes=True,
             **options,
         )
@@ -246,7 +216,7 @@ def read_pretrained(loader: Any, source: str, **options: Any) -> tuple[Any, dict
 
 
 def check_fit(model: nn.Module, info: Mapping[str, Any], source: str) -> None:
-    """Complains of weights that are missing, of another size, or of a layer that is not there."""
+    """Refuses weights that are missing, of another size, or of a layer that the model lacks."""
     above = layers_path(model).removeprefix(f"{model.base_model_prefix}.")
     problems = [f"{key} is missing" for key in info["missing_keys"]]
     problems += [
@@ -273,7 +243,7 @@ def _refuse_pickles(folder: Path) -> None:
 def _read(loader: Any, source: str, empty: Any = None, **options: Any) -> Any:
     """What a loader of Transformers makes of a folder or a name; errors in one sentence.
 
-    `empty` says of what was loaded whether it is as good as nothing.
+    `empty` tells whether what was loaded holds nothing.
     """
     options = {"trust_remote_code": False, **options}
     try:
@@ -282,7 +252,7 @@ def _read(loader: Any, source: str, empty: Any = None, **options: Any) -> Any:
             return found
     except Exception as error:  # a damaged file may raise anything
         if Path(source).is_dir():
-            raise ValueError(f"{source} can't be loaded: {_first_line(error)}") from None
+            raise ValueError(f"{source} can't be loaded: {first_line(error)}") from None
     _log.warning("%s is not in the cache, or not whole: asking the hub for it", source)
     try:
         from huggingface_hub import HfApi
@@ -292,29 +262,15 @@ def _read(loader: Any, source: str, empty: Any = None, **options: Any) -> Any:
     except Exception as error:  # whatever the network, the hub or a damaged cache may raise
         raise ValueError(
             f"there is no folder {source!r}, and no model of that name could be had from the hub "
-            f"({_first_line(error)}); without a network give a folder with config.json and "
+            f"({first_line(error)}); without a network give a folder with config.json and "
             "model.safetensors, or 'minilm'"
         ) from None
-
-
-def _first_line(error: BaseException) -> str:
-    # Their messages are long, and the first line says what was wrong.
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        needed = "pip install 'apportion[hub]'"
-        raise ValueError(f"pretrained models need Transformers: {needed}") from None
-    return transformers
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the loading report and bars of Transformers: what is wrong is raised, not printed."""
-    theirs: Any = _transformers().utils.logging
+    theirs: Any = import_transformers().utils.logging
     verbosity, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
     theirs.set_verbosity_error()
     theirs.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""The classes that a model of Transformers tells apart: their names, and a head's outputs."""
+"""Labels: class names in a config of Transformers, and the outputs of a head in their order."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import nn
 
-CLASSIFIES = "ForSequenceClassification"  # how the names of such classes of models end
+CLASSIFIES = "ForSequenceClassification"  # how the class names of classifiers end
 
 
 def class_names(config: Any) -> list[str] | None:
-    """The names of the classes in the order of a head's outputs, if a config has any."""
+    """The class names of a config in the order of the head's outputs, if it has any."""
     named = getattr(config, "id2label", None) or {}
     return [str(named[number]) for number in sorted(named, key=int)] or None
 
 
 def name_classes(config: Any, classes: Sequence[str]) -> Any:
-    """A config whose outputs have these names."""
+    """The config, given these class names."""
     config.id2label = dict(enumerate(classes))
     config.label2id = {label: number for number, label in enumerate(classes)}
     return config
@@ -27,9 +27,9 @@ def name_classes(config: Any, classes: Sequence[str]) -> Any:
 def order_of(
     classes: Sequence[str], known: Sequence[str], numbered: bool = False
 ) -> list[int] | None:
-    """Which output of a head is each class, if it knows them all.
+    """The output of a head for each class, if the head knows them all.
 
-    If `numbered`, an output that nobody named, as LABEL_0, is the class 0.
+    If `numbered`, outputs without names of their own (LABEL_0) are the classes 0, 1, …
     """
     unnamed = [f"LABEL_{number}" for number in range(len(known))]
     if numbered and list(known) == unnamed and not set(classes) & set(unnamed):

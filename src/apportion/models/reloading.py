@@ -6,54 +6,49 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import import_module, resources
+from importlib import resources
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
 from apportion.files import read_json, write_text
-from apportion.method.units import KINDS, Allocation, Unit, Units
-from apportion.models.autoclasses import AUTO
-from apportion.models.hub import (
-    check_fit,
-    class_of,
-    is_of_transformers,
-    read_pretrained,
-)
-from apportion.models.sites import ARCHITECTURES, CUT, find_sites, layers_path, units_of
+from apportion.method.units import Allocation
+from apportion.models.autoclasses import class_of, register_when_imported
+from apportion.models.configs import is_of_transformers
+from apportion.models.hub import check_fit, read_pretrained
+from apportion.models.shrinking import CUT_CLASS, CUT_TYPE
+from apportion.models.sites import ARCHITECTURES, find_sites, in_units, layers_path, units_of
 from apportion.models.sizes import check_folder, check_weights
 
-RECORD = "apportion"  # the field of a config that says what was kept
-CODE = ("cut_models.py", "shrinking.py")  # of a folder that loads without apportion
-_CUT = "Cut"  # stands before the names of their classes
-_LENGTH = 128  # where the costs of units are taken that nothing else is known of
+RECORD = "apportion"  # the field of a config that records what was kept
+CODE = ("cut_models.py", "shrinking.py")  # copied into folders that load without apportion
+_LENGTH = 128  # where units cost what they do, if a folder does not say
 
 
 def remember_cut(model: nn.Module, allocation: Allocation) -> None:
     """Makes a cut model of Transformers one that saves what was kept, and reloads by it."""
     if not is_of_transformers(model):
         return
-    name = type(model).__name__.removeprefix(_CUT)
+    name = type(model).__name__.removeprefix(CUT_CLASS)
     if not hasattr(sys.modules["transformers"], name):
-        return  # somebody's own class: nobody could find it again by its name
+        return  # a custom class, which could not be found again by its name
     config: Any = model.config
     record = _record(model, allocation, getattr(config, RECORD, None))
-    model.__class__ = class_of(_CUT + name)
+    model.__class__ = class_of(CUT_CLASS + name)
     config.__class__ = model.config_class
     setattr(config, RECORD, record)
-    config.architectures = [_CUT + name]
+    config.architectures = [CUT_CLASS + name]
     # Names that Transformers changed while loading, it would change back for a class it knows.
     vars(model).pop("_weight_conversions", None)
-    _register_now()
+    register_when_imported()
 
 
 def _record(
     model: nn.Module, allocation: Allocation, before: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What was kept, of how many, and where: in numbers of the model that was never cut."""
+    """What was kept, of how many, and where, in the whole model's numbering."""
     above = layers_path(model)
     base = getattr(model, "base_model_prefix", "")
     layers = above.removeprefix(f"{base}.")  # a model with another head has another prefix
@@ -101,13 +96,13 @@ def load_folder(folder: Path) -> tuple[nn.Module, Allocation | None]:
     """
     check_folder(folder)
     values = read_json(folder / "config.json")
-    kind = str(values.get("model_type", "")).removeprefix(CUT)
+    kind = str(values.get("model_type", "")).removeprefix(CUT_TYPE)
     if kind not in ARCHITECTURES:
         raise ValueError(
             f"{folder} holds a model of type {kind!r}; known: {', '.join(sorted(ARCHITECTURES))}"
         )
     try:
-        name = str(values["architectures"][0]).removeprefix(_CUT)
+        name = str(values["architectures"][0]).removeprefix(CUT_CLASS)
         whole = class_of(name)
         plain = {k: v for k, v in values.items() if k not in ("model_type", "pruned_heads")}
         config = whole.config_class.from_dict(plain)
@@ -124,10 +119,10 @@ def load_folder(folder: Path) -> tuple[nn.Module, Allocation | None]:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{folder / 'config.json'} is damaged: {reason}") from None
     if kept is not None:
-        whole = class_of(_CUT + name)
+        whole = class_of(CUT_CLASS + name)
         config.__class__ = whole.config_class
         setattr(config, RECORD, _record(empty, kept, None))
-        _register_now()
+        register_when_imported()
     model, info = read_pretrained(whole, str(folder), config=config)
     check_fit(model, info, str(folder))
     return model.eval(), kept
@@ -138,13 +133,13 @@ def kept_of(model: nn.Module) -> Allocation | None:
     config: Any = getattr(model, "config", None)
     if not hasattr(config, RECORD):
         return None
-    whole = class_of(type(model).__name__.removeprefix(_CUT))
+    whole = class_of(type(model).__name__.removeprefix(CUT_CLASS))
     values = {k: v for k, v in config.to_dict().items() if k != "model_type"}
     return _kept(_empty(whole, whole.config_class.from_dict(values)), getattr(config, RECORD))
 
 
 def _empty(whole: Any, config: Any) -> nn.Module:
-    """The whole model without any memory for its weights."""
+    """The whole model on the meta device, without memory for its weights."""
     with torch.device("meta"):
         model: nn.Module = whole(config)
     return model
@@ -153,19 +148,11 @@ def _empty(whole: Any, config: Any) -> nn.Module:
 def _kept(model: nn.Module, record: Mapping[str, Any]) -> Allocation:
     """The allocation that a record describes, over the units of the whole model."""
     try:
-        members: list[Unit] = []
-        costs: list[float] = []
-        for site in find_sites(model, list(record["of"]["layer 0"]), block=1):
-            count = int(record["of"][f"layer {site.layer}"][site.kind])
-            if count < 1 or site.count % count:
-                raise ValueError(
-                    f"the config's record of a cut has {count} {site.kind} in layer {site.layer}, "
-                    f"of {site.count}"
-                )
-            order = KINDS.index(site.kind)
-            members += [Unit(site.layer, order, index) for index in range(count)]
-            costs += [site.count * site.unit_macs(_LENGTH) / count] * count
-        return Allocation.from_dict(Units(tuple(members), tuple(costs)), record["kept"])
+        sites = find_sites(model, list(record["of"]["layer 0"]), block=1)
+        counted = [
+            in_units(site, int(record["of"][f"layer {site.layer}"][site.kind])) for site in sites
+        ]
+        return Allocation.from_dict(units_of(counted, _LENGTH), record["kept"])
     except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
         raise ValueError(f"the config's record of a cut is damaged: {error!r}") from None
 
@@ -183,10 +170,12 @@ def _without(model: nn.Module, pruned: Mapping[str, Sequence[int]]) -> Allocatio
 
 
 def carry_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Writes the code that a cut model needs beside it; its config with where that is.
+    """Copies the code that a cut model needs into its folder; the config that points to it.
 
     Such a folder loads with `trust_remote_code=True` where apportion is not installed.
     """
+    from apportion.models.cut_models import AUTO  # imports Transformers
+
     if RECORD not in config:
         raise ValueError("only a cut model of Transformers needs code to load without apportion")
     package = resources.files("apportion.models")
@@ -194,39 +183,11 @@ def carry_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     write_text(folder / CODE[0], code.replace("from apportion.models.shrinking", "from .shrinking"))
     write_text(folder / CODE[1], (package / CODE[1]).read_text(encoding="utf-8"))
     (name,) = config["architectures"]
-    whole = class_of(name.removeprefix(_CUT))
+    whole = class_of(name.removeprefix(CUT_CLASS))
     module = CODE[0].removesuffix(".py")
-    made = {"AutoConfig": f"{module}.{_CUT}{whole.config_class.__name__}"}
-    for auto in _cut_models().AUTO:
+    made = {"AutoConfig": f"{module}.{CUT_CLASS}{whole.config_class.__name__}"}
+    for auto in AUTO:
         models = getattr(sys.modules["transformers"], auto)._model_mapping
         if whole.config_class in models and models[whole.config_class] is whole:
             made[auto] = f"{module}.{name}"
     return {**config, "auto_map": made}
-
-
-class _Later:
-    """In place of a config class of a cut model, which is made when something is asked of it."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(getattr(_cut_models(), self._name), name)
-
-
-def register(auto: ModuleType) -> None:
-    """Tells the Auto classes the types of cut models; a config then tells them of its models."""
-    for kind in ARCHITECTURES:
-        if kind in auto.CONFIG_MAPPING_NAMES:
-            later = _Later(f"{_CUT}{auto.CONFIG_MAPPING_NAMES[kind]}")
-            auto.CONFIG_MAPPING.register(CUT + kind, later, exist_ok=True)
-
-
-def _register_now() -> None:
-    """Once more, for rows that architectures were given since."""
-    if AUTO in sys.modules:
-        register(sys.modules[AUTO])
-
-
-def _cut_models() -> ModuleType:
-    return import_module("apportion.models.cut_models")

@@ -10,8 +10,10 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-# What attention modules call the number of their heads, and the width of all of them. They do not
-# compute with it, but exporters read it.
+CUT_CLASS, CUT_TYPE = "Cut", "cut-"  # before a class's name, before a config's model type
+
+# The names under which attention modules hold the number of their heads, and the width of all.
+# They do not compute with them, but exporters read them.
 _HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads")
 _HEAD_WIDTHS = ("all_head_size",)
 
@@ -19,9 +21,8 @@ _HEAD_WIDTHS = ("all_head_size",)
 class WithoutHeads(nn.Module):
     """In place of an attention that has no head left: nothing is mixed, a bias remains.
 
-    It keeps the parts of the one that it replaces under their names, empty as they are. Some
-    attentions end with the output projection, then `output` is its name in them; of others it
-    stands outside.
+    It keeps the parts of the attention that it replaces under their names. Where they include the
+    output projection, `output` is its name among them; else it is empty.
     """
 
     def __init__(self, attention: nn.Module, output: str) -> None:

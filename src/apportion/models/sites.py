@@ -1,16 +1,16 @@
-"""Where a model's units live: a table with one row an architecture."""
+"""Where a model's units live: a table with one row per architecture."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from apportion.method.units import KINDS, Unit, Units
+from apportion.models.shrinking import CUT_TYPE
 
-CUT = "cut-"  # stands before the model type of one that was cut
 BLOCK = 64  # feed-forward neurons that are switched together
 
 
@@ -29,8 +29,8 @@ class Architecture:
     head_width: str
     up: str
     down: str
-    attention: str = ""  # what is called for attention, if it can't do without any head
-    norm: str = ""  # beside each output projection, in a part that adds the two and norms the sum
+    attention: str = ""  # the attention module, if it can't run without heads
+    norm: str = ""  # of the module that adds an output projection to its input and norms the sum
 
 
 _BERT = Architecture(
@@ -101,8 +101,8 @@ class Site:
     count: int
     width: int
     hidden: int
-    attention: str = ""  # what has to be replaced when no head is left
-    norm: str = ""  # of the sum of the output and the residual stream, in the output's own part
+    attention: str = ""  # the module to replace when no head is left
+    norm: str = ""  # of the sum of output and residual stream, in the module that holds the output
 
     def unit_macs(self, length: int) -> int:
         """Multiply-accumulates that one unit spends on one sequence of this length."""
@@ -162,6 +162,18 @@ def find_sites(
     return tuple(sites)
 
 
+def in_units(site: Site, count: int) -> Site:
+    """A site that was found with `block=1`, its neurons taken together as `count` units."""
+    neurons = site.count if site.kind == "feedforward" else site.count * site.width
+    fits = neurons == 0 if count == 0 else count > 0 and neurons % count == 0
+    if not fits or (site.kind == "heads" and count != site.count):
+        raise ValueError(
+            f"{count} {site.kind} were expected in layer {site.layer}, not the {site.count} that "
+            "this model has"
+        )
+    return replace(site, count=count, width=neurons // count if count else site.width)
+
+
 def largest_block(model: nn.Module) -> int:
     """How many neurons make a block: as many as usual, or the most that divide every layer."""
     counts = {site.count for site in find_sites(model, ("feedforward",), block=1)}
@@ -187,7 +199,7 @@ def units_of(sites: Sequence[Site], length: int) -> Units:
 
 def _row(model: nn.Module) -> Architecture:
     model_type = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    model_type = model_type.removeprefix(CUT)
+    model_type = model_type.removeprefix(CUT_TYPE)
     if model_type not in ARCHITECTURES:
         raise ValueError(
             f"unknown architecture {model_type!r}; known: {', '.join(sorted(ARCHITECTURES))}. "

@@ -1,7 +1,7 @@
-"""What a config asks for, held against what its weights have, before anything is built.
+"""Sizes: what a config asks for, checked against its weights before anything is built.
 
-A config is a few bytes that may ask for any amount of memory; the header of its weights, which the
-file's own size vouches for, says how much there is.
+A config is a few bytes that may ask for any amount of memory. The header of its weights says how
+much there is, and the size of that file vouches for it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from apportion.files import Shape, read_json, read_shapes
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-_SMALL = 16_384  # what costs next to nothing to build without weights
-_FEW = 48  # layers: the same
+# Sizes, and numbers of layers, that cost next to nothing to build without weights.
+_SMALL, _FEW = 16_384, 48
 _LAYERS = ("layers", "num_hidden_layers", "n_layers", "num_layers")
-# What configs of Transformers call their sizes; the names of any other numbers are nobody's here.
+# Sizes in configs of Transformers, by name; their other numbers allocate nothing.
 _SIZES = (
     *_LAYERS,
     *("hidden_size", "dim", "intermediate_size", "hidden_dim", "embedding_size"),
@@ -31,7 +31,7 @@ LONGEST = 65_536  # tokens of an encoder whose positions have no weights
 
 
 def check_sizes(config: Mapping[str, Any], shapes: Mapping[str, Shape], where: object) -> None:
-    """Complains of a size that the weights do not have by far; small ones are compared later."""
+    """Refuses sizes far beyond those of the weights; near ones are compared when weights load."""
     largest = max((size for shape in shapes.values() for size in shape.sizes), default=0)
     numbers = [int(part) for name in shapes for part in name.split(".") if part.isdecimal()]
     layers = max(_FEW, 1 + max(numbers, default=-1))
@@ -50,7 +50,7 @@ def check_sizes(config: Mapping[str, Any], shapes: Mapping[str, Shape], where: o
 
 
 def check_folder(folder: Path) -> None:
-    """The same of a folder of Transformers, if its weights are there."""
+    """`check_sizes` of a folder of Transformers, if it holds its weights."""
     shapes = _shapes_in(folder)
     if shapes:
         check_sizes(read_json(folder / CONFIG), shapes, folder / CONFIG)
@@ -76,9 +76,9 @@ def _shapes_in(folder: Path) -> dict[str, Shape]:
 
 
 def check_weights(empty: nn.Module, folder: Path) -> None:
-    """Complains of weights that are far too few for a model, or are not numbers with a fraction.
+    """Refuses weights that are far too few for a model, or integers where it has floats.
 
-    What else does not fit is found when they are loaded, and named.
+    Other misfits are found, and named, when they are loaded.
     """
     shapes, state = _shapes_in(folder), empty.state_dict()
     held = sum(torch.Size(shape.sizes).numel() for shape in shapes.values())
@@ -94,7 +94,7 @@ def check_weights(empty: nn.Module, folder: Path) -> None:
 
 
 def difference(expected: Mapping[str, Tensor], found: Mapping[str, Shape]) -> str | None:
-    """The first tensor that is missing, too many, of another size or type, in words."""
+    """The first tensor that is missing, unexpected, or of another size or type, in words."""
     wanted = {name: tuple(value.shape) for name, value in expected.items()}
     there = {name: shape.sizes for name, shape in found.items()}
     if wanted != there:
@@ -112,7 +112,7 @@ def _other_type(expected: Mapping[str, Tensor], found: Mapping[str, Shape]) -> s
 
 
 def _numbers(value: object) -> Iterable[float]:
-    """The numbers in a value, which may be a list of them, or written as text."""
+    """The numbers in a value, which may be a list, or hold numbers as text."""
     for one in value if isinstance(value, list) else (value,):
         if isinstance(one, (int, float)):
             yield one

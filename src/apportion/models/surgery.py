@@ -3,86 +3,90 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import replace
-from pkgutil import resolve_name
+from collections.abc import Collection, Iterator
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from apportion.method.units import Allocation, Units
+from apportion.models.reloading import remember_cut
 from apportion.models.shrinking import recount_heads
-from apportion.models.sites import Site, find_sites
+from apportion.models.sites import Site, find_sites, in_units
 
 
-def cut(model: nn.Module, allocation: Allocation, *, share: bool = False) -> nn.Module:
+def cut(model: nn.Module, allocation: Allocation) -> nn.Module:
     """A new model without the units that the allocation drops; the given one is left alone.
 
-    A layer that keeps no heads costs nothing but its output projection's bias. With `share`, all
-    that need not be sliced is the given model's own, tensors, modules and hooks: many cuts of one
-    model cost little. A hook on a module of one is a hook on all, and so are `train` and `to` on
-    a module that is not sliced.
+    A layer that keeps no heads costs nothing but its output projection's bias. A model of
+    Transformers saves what was kept, and reloads by it.
     """
-    spans = allocation.units.spans
-    kinds = sorted({kind for _, kind in spans})
-    # What deepcopy believes to have copied already is not copied.
-    shared = _untouched(model, kinds) if share else ()
-    smaller = copy.deepcopy(model, {id(part): part for part in shared})
-    for site in find_sites(smaller, kinds, block=1):
-        span = spans.get((site.layer, site.kind), slice(0, 0))
-        site = _in_units(site, span.stop - span.start)
-        indices = allocation.indices(site.layer, site.kind)
-        _cut_site(smaller, site, kept_columns(site, indices), share)
-    for name in AFTER_CUT:
-        resolve_name(name)(smaller, allocation)
+    smaller = copy.deepcopy(model)
+    _keep(smaller, allocation, share=False)
+    remember_cut(smaller, allocation)
     return smaller
 
 
-def _untouched(model: nn.Module, kinds: Sequence[str]) -> list[object]:
-    """Tensors, modules in which no unit lives, and the hooks of the others: half of their size."""
-    sites = find_sites(model, kinds, block=1)
+def view(model: nn.Module, allocation: Allocation) -> nn.Module:
+    """The model that `cut` returns, in the given one's memory: many views of one cost little.
+
+    For calls alone: it does not save what was kept. Hooks on any module are shared, and so are
+    `train()` and `to()` on modules that hold no units.
+    """
+    sites = find_sites(model, _kinds(allocation.units), block=1)
     names = {name for site in sites for name in (*site.inputs, site.output)}
-    above = {name[:at] for name in names for at in range(len(name)) if name[at] == "."} | names
-    return [
-        *model.parameters(),
-        *model.buffers(),
-        *(part for name, part in model.named_modules() if name and name not in above),
-        *(v for part in model.modules() for name, v in vars(part).items() if "_hooks" in name),
-    ]
+    above = {name[:at] for name in names for at, letter in enumerate(name) if letter == "."}
+    smaller = _twin(model, "", names | above)
+    _keep(smaller, allocation, share=True)
+    return smaller
+
+
+def _twin(module: nn.Module, path: str, own: Collection[str]) -> nn.Module:
+    """A module with its own tables of parts and tensors, down to the parts at these paths.
+
+    All else is shared, hooks included, as in the replicas of torch's data parallelism: hook tables
+    are half of a module's memory.
+    """
+    twin = copy.copy(module)
+    for table in ("_parameters", "_buffers", "_modules"):
+        setattr(twin, table, getattr(module, table).copy())
+    for name, part in module.named_children():
+        inside = f"{path}.{name}".lstrip(".")
+        if inside in own:
+            setattr(twin, name, _twin(part, inside, own))
+    return twin
 
 
 def arrange(model: nn.Module, units: Units, before: Tensor) -> nn.Module:
     """A new model that computes the same with the units of each layer in another order.
 
-    `before` has for each place the position of the unit that comes there, of its layer and kind.
+    `before` holds, for each place, the present position of the unit that comes there; units stay
+    in their layer and kind.
     """
     arranged = copy.deepcopy(model)
-    kinds = sorted({kind for _, kind in units.spans})
-    for site in find_sites(arranged, kinds, block=1):
-        span = units.spans.get((site.layer, site.kind), slice(0, 0))
-        site = _in_units(site, span.stop - span.start)
+    for site, span in _sites_in_units(arranged, units):
         indices = [units.members[position].index for position in before[span].tolist()]
         assert sorted(indices) == list(range(site.count)), "units must stay in their layer"
         _cut_site(arranged, site, kept_columns(site, indices), share=False)
     return arranged
 
 
-# Who has to know of each cut model: the room of another library's models, which then reload. It
-# lies above this one, so it is imported by its name, with the first cut.
-AFTER_CUT = ["apportion.models.reloading:remember_cut"]
+def _keep(model: nn.Module, allocation: Allocation, share: bool) -> None:
+    """Slices a model's matrices, in place, down to the units of an allocation."""
+    for site, _ in _sites_in_units(model, allocation.units):
+        indices = allocation.indices(site.layer, site.kind)
+        _cut_site(model, site, kept_columns(site, indices), share)
 
 
-def _in_units(site: Site, count: int) -> Site:
-    """A site whose neurons are counted one by one, as `count` units."""
-    neurons = site.count if site.kind == "feedforward" else site.count * site.width
-    fits = neurons == 0 if count == 0 else neurons % count == 0
-    if not fits or (site.kind == "heads" and count != site.count):
-        raise ValueError(
-            f"the allocation is for a model with {count} {site.kind} in layer {site.layer}, "
-            f"not the {site.count} that this one has"
-        )
-    return replace(site, count=count, width=neurons // count if count else site.width)
+def _kinds(units: Units) -> list[str]:
+    return sorted({kind for _, kind in units.spans})
+
+
+def _sites_in_units(model: nn.Module, units: Units) -> Iterator[tuple[Site, slice]]:
+    """The sites of a model, counted in these units, each with the positions of its units."""
+    for site in find_sites(model, _kinds(units), block=1):
+        span = units.spans.get((site.layer, site.kind), slice(0, 0))
+        yield in_units(site, span.stop - span.start), span
 
 
 def kept_columns(site: Site, indices: list[int]) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from apportion.elastic.elastic import Elastic, check_elastic
 from apportion.method.allocation import allocate
 from apportion.method.units import check_budget
-from apportion.models.surgery import cut
+from apportion.models.surgery import view
 from apportion.serving.fusing import fuse
 
 _BUDGETS = 64  # as many different budgets are remembered
@@ -63,7 +63,7 @@ class Skipping(nn.Module):
             kept = allocate(self.gates.scores(budget), self.units, budget=budget, floor=self.floor)
             model = self._of_kept.get(kept.kept)
             if model is None:
-                model = fuse(cut(self.whole, kept, share=True).eval())
+                model = fuse(view(self.whole, kept).eval())
         if len(self._of_budget) >= _BUDGETS:
             self._forget()
         # Two threads may both have made it; one of the two is kept, and either is right.

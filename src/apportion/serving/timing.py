@@ -19,7 +19,7 @@ from apportion.elastic.elastic import Elastic, check_elastic
 from apportion.method.units import Allocation
 from apportion.models.compute import compare_compute, count_macs
 from apportion.models.sites import find_sites
-from apportion.models.surgery import cut
+from apportion.models.surgery import cut, view
 from apportion.serving.fusing import fuse
 from apportion.serving.skipping import Skipping
 
@@ -192,13 +192,13 @@ def elastic_arms(
         model.opening(1.0, "soft")  # complains now, and not when it is timed
     if "fused" in forms and any(site.norm for site in find_sites(plain, block=1)):
         everything = Allocation.of(model.units, range(len(model.units)))
-        arms[FUSED] = Timed(fuse(cut(plain, everything, share=True).eval()), plain)
+        arms[FUSED] = Timed(fuse(view(plain, everything).eval()), plain)
     for budget in budgets:
         allocation = model.allocation(budget, floor)
         # Skipping shares memory between budgets; so do these, or caches would favour the one.
-        smaller = cut(plain, allocation, share=True)
+        smaller = view(plain, allocation)
         if reload is not None:
-            smaller = reload(smaller, allocation)
+            smaller = reload(cut(plain, allocation), allocation)
         if "skip" in forms:
             skipping.prepare(budget)
         of_form = {

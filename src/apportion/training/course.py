@@ -11,7 +11,7 @@ from torch import nn
 from apportion.data.task import Task
 from apportion.elastic.conversion import Converted, convert
 from apportion.elastic.elastic import Elastic
-from apportion.models.hub import is_of_transformers
+from apportion.models.configs import is_of_transformers
 from apportion.training.loop import Fitted, fit
 from apportion.training.progress import Tick, telling
 from apportion.training.recipes import Recipe, recipe

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from apportion.elastic.elastic import Elastic, check_computed_once
 from apportion.method.units import Allocation
 from apportion.models.sites import find_sites
-from apportion.models.surgery import cut
+from apportion.models.surgery import view
 
 _SHAPES = 256  # as many different allocations are remembered
 
@@ -48,7 +48,7 @@ class Views:
         if kept.kept not in self._shapes:
             if len(self._shapes) >= _SHAPES:
                 self._shapes.clear()
-            self._shapes[kept.kept] = cut(self._empty, kept)
+            self._shapes[kept.kept] = view(self._empty, kept)
         return self._shapes[kept.kept]
 
     def _weights(self, kept: Allocation) -> dict[str, Tensor]:
