@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from apportion.method.allocation import allocate
     from apportion.method.units import Allocation, Units
     from apportion.models.surgery import cut
+    from apportion.serving.runtime.exporting import export
+    from apportion.serving.runtime.session import Runtime
     from apportion.serving.skipping import Skipping
     from apportion.serving.timing import measure
     from apportion.training.loop import fit
@@ -28,11 +30,13 @@ __all__ = [
     "Elastic",
     "HeadMask",
     "Recipe",
+    "Runtime",
     "Skipping",
     "Units",
     "allocate",
     "cut",
     "evaluate",
+    "export",
     "fit",
     "load",
     "measure",
@@ -51,11 +55,13 @@ _ROOMS = {
     "Elastic": "elastic.elastic",
     "HeadMask": "elastic.head_mask",
     "Recipe": "training.recipes",
+    "Runtime": "serving.runtime.session",
     "Skipping": "serving.skipping",
     "Units": "method.units",
     "allocate": "method.allocation",
     "cut": "models.surgery",
     "evaluate": "elastic.evaluation",
+    "export": "serving.runtime.exporting",
     "fit": "training.loop",
     "load": "elastic.checkpoint",
     "measure": "serving.timing",
