@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from apportion.method.units import Allocation, Unit, Units
     from apportion.models.encoder import Encoder, EncoderConfig
     from apportion.models.surgery import cut
+    from apportion.serving.runtime.exporting import export
+    from apportion.serving.runtime.session import Runtime
     from apportion.serving.skipping import Skipping
     from apportion.serving.timing import Latency, measure
     from apportion.study.bars import Overview
@@ -50,6 +52,7 @@ __all__ = [
     "Point",
     "Recipe",
     "Reproduction",
+    "Runtime",
     "Scored",
     "Skipping",
     "Split",
@@ -64,6 +67,7 @@ __all__ = [
     "convert",
     "cut",
     "evaluate",
+    "export",
     "fit",
     "load",
     "measure",
@@ -94,6 +98,8 @@ _ROOMS = {
     "method.units": "Allocation Unit Units",
     "models.encoder": "Encoder EncoderConfig",
     "models.surgery": "cut",
+    "serving.runtime.exporting": "export",
+    "serving.runtime.session": "Runtime",
     "serving.skipping": "Skipping",
     "serving.timing": "Latency measure",
     "study.bars": "Overview",

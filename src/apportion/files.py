@@ -19,11 +19,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+
+if TYPE_CHECKING:  # an exported folder is run without torch
+    from torch import Tensor
 
 if sys.platform == "win32":
     import msvcrt
@@ -236,6 +237,8 @@ def save_tensors(
     Tied ones, which share their memory, are written once for each name: a model that ties them
     reads the same values twice.
     """
+    from safetensors.torch import save_file
+
     ready: dict[str, Tensor] = {}
     places: set[int] = set()
     for name, value in tensors.items():

@@ -6,6 +6,7 @@ try:
         train,
         convert,
         folders,
+        export,
         predict,
         studies,
         reproduce,
@@ -17,6 +18,7 @@ except KeyboardInterrupt:  # imports take seconds
 __all__ = [
     "app",
     "convert",
+    "export",
     "folders",
     "main",
     "predict",

@@ -7,16 +7,18 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
 from tokenizers.trainers import WordLevelTrainer
-from torch import Tensor
 
 from apportion.files import read_json
+
+if TYPE_CHECKING:  # an exported folder is run without torch
+    from torch import Tensor
 
 PAD, UNKNOWN = "[PAD]", "[UNK]"  # ids 0 and 1
 # Settings that Transformers writes of where and how it was read, not of what the tokenizer is.
@@ -109,11 +111,19 @@ class Words:
 
     def pad(self, rows: Sequence[Sequence[int]], width: int | None = None) -> dict[str, Tensor]:
         """Ids and mask of rows of different lengths, padded to a width or to the longest."""
+        import torch
+
+        return {name: torch.from_numpy(v) for name, v in self.pad_arrays(rows, width).items()}
+
+    def pad_arrays(
+        self, rows: Sequence[Sequence[int]], width: int | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """What `pad` returns, without torch."""
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         mask = np.arange(width or lengths.max()) < lengths[:, None]  # [rows, width]
         ids = np.full(mask.shape, self.padding, dtype=np.int32)
         ids[mask] = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=lengths.sum())
-        return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+        return {"input_ids": ids, "attention_mask": mask}
 
 
 def check_processing(tokenizer: Tokenizer) -> None:

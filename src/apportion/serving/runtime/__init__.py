@@ -1,0 +1,1 @@
+"""A nested model as one ONNX file with a budget input, and what runs it."""

@@ -1,0 +1,281 @@
+"""One ONNX file: it answers as the views do, at every level, alone and in a batch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from architectures import SHAPES, ask, from_transformers
+from commands import run as command
+from pretrained import write_classifier
+from texts import CLUES, rows
+
+from apportion.elastic.checkpoint import Checkpoint, save
+from apportion.elastic.elastic import Elastic
+from apportion.method.units import Allocation
+from apportion.models.hub import words_of_folder
+from apportion.models.reloading import load_folder
+from apportion.serving.runtime.exporting import export, this_target
+from apportion.serving.runtime.graph import build_graph
+from apportion.serving.runtime.quantisation import calibrate_scales, quantise_columns
+from apportion.serving.runtime.session import Runtime
+from apportion.serving.runtime.skeletons import SKELETONS
+from apportion.serving.skipping import Skipping
+
+ALL = ("heads", "feedforward")
+LEVELS = (0.125, 0.25, 0.5, 1.0)
+TEXTS = [text for _, text in rows(40, 3)]
+
+
+def nested(name: str, kinds=ALL) -> Elastic:
+    torch.manual_seed(4)
+    elastic = Elastic(from_transformers(name, "sdpa").eval(), kinds, length=10, block=32).eval()
+    made = elastic.nested(torch.rand(len(elastic.units)))
+    return made.made_for("nested", 0, lowest=0.125)
+
+
+def given(elastic: Elastic) -> dict[str, torch.Tensor]:
+    ids = torch.randint(2, 20, (5, 10))
+    mask = torch.arange(10) < torch.tensor([10, 3, 7, 1, 5])[:, None]
+    padding = elastic.model.config.pad_token_id or 0
+    return {"input_ids": torch.where(mask, ids, padding), "attention_mask": mask.long()}
+
+
+def run(model: onnx.ModelProto, inputs: dict[str, torch.Tensor], budget: float) -> np.ndarray:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    feed = {name: values.numpy() for name, values in inputs.items()}
+    feed["budget"] = np.array(budget, np.float32)
+    if "token_type_ids" in {one.name for one in session.get_inputs()}:
+        feed["token_type_ids"] = np.zeros_like(feed["input_ids"])
+    return session.run(None, feed)[0]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Checkpoint:
+    folder = write_classifier(tmp_path_factory.mktemp("classifier"), sorted(CLUES))
+    torch.manual_seed(2)
+    elastic = Elastic(load_folder(folder)[0], ALL, length=24, block=32).eval()
+    with torch.no_grad():
+        for parameter in elastic.model.parameters():
+            parameter.mul_(4.0 if parameter.dim() == 2 else 1.0)
+    elastic = elastic.nested(torch.rand(len(elastic.units))).made_for("nested", 1, lowest=0.25)
+    return Checkpoint(elastic, {"classes": sorted(CLUES)}, words=words_of_folder(folder))
+
+
+def test_every_skeleton_is_of_an_architecture_that_has_a_model_here():
+    assert set(SKELETONS) <= set(SHAPES)
+
+
+@pytest.mark.parametrize("kinds", [ALL, ("heads",)], ids="+".join)
+@pytest.mark.parametrize("name", sorted(SKELETONS))
+def test_the_graph_answers_as_the_views_do_at_every_level(name, kinds):
+    elastic = nested(name, kinds)
+    inputs, views, model = given(elastic), Skipping(elastic), build_graph(elastic, LEVELS)
+    for level in LEVELS:
+        with torch.no_grad():
+            wanted = ask(views, inputs, budget=level).numpy()
+        np.testing.assert_allclose(run(model, inputs, level), wanted, atol=2e-5)
+
+
+def test_between_two_levels_the_lower_one_is_run():
+    elastic = nested("bert")
+    model, inputs = build_graph(elastic, LEVELS), given(elastic)
+    assert np.array_equal(run(model, inputs, 0.49), run(model, inputs, 0.25))
+    assert not np.allclose(run(model, inputs, 0.5), run(model, inputs, 0.25))
+
+
+def test_layers_that_a_level_empties_leave_their_bias():
+    """The order buys the units of the last layer last: small levels have none of them."""
+    elastic = Elastic(from_transformers("bert", "sdpa").eval(), ALL, length=10, block=32).eval()
+    last = torch.tensor([float(unit.layer == 2) for unit in elastic.units])
+    elastic = elastic.nested(torch.rand(len(elastic.units)) - 2 * last + 3).made_for("nested", 0)
+    kept = elastic.allocation(0.25)
+    assert not kept.indices(2, "heads") and not kept.indices(2, "feedforward")
+    inputs, views, model = given(elastic), Skipping(elastic), build_graph(elastic, (0.25, 1.0))
+    for level in (0.25, 1.0):
+        with torch.no_grad():
+            wanted = ask(views, inputs, budget=level).numpy()
+        np.testing.assert_allclose(run(model, inputs, level), wanted, atol=2e-5)
+
+
+def test_weights_of_a_block_stand_once():
+    elastic = nested("bert")
+    one, many = build_graph(elastic, (1.0,)), build_graph(elastic, LEVELS)
+    assert many.ByteSize() < 1.2 * one.ByteSize()
+    sizes = [np.prod(tensor.dims) for tensor in many.graph.initializer if len(tensor.dims) == 2]
+    whole = [p.numel() for p in elastic.model.parameters() if p.dim() == 2]
+    assert sum(sizes) == sum(whole)
+
+
+def test_int8_is_near_single_precision_and_a_row_does_not_know_its_batch():
+    elastic = nested("bert")
+    inputs = given(elastic)
+    scales = calibrate_scales(elastic, [inputs], LEVELS, bits=7)
+    model, views = build_graph(elastic, LEVELS, scales=scales), Skipping(elastic)
+    for level in LEVELS:
+        together = run(model, inputs, level)
+        with torch.no_grad():
+            wanted = ask(views, inputs, budget=level).numpy()
+        assert np.abs(together - wanted).max() < 0.15 * np.abs(wanted).max()
+        for row, length in enumerate((10, 3, 7, 1, 5)):
+            alone = {name: values[row : row + 1, :length] for name, values in inputs.items()}
+            np.testing.assert_allclose(run(model, alone, level)[0], together[row], atol=2e-5)
+
+
+def test_scales_are_taken_at_every_level_and_from_no_padding():
+    elastic = nested("bert")
+    inputs = given(elastic)
+    spoiled = {
+        **inputs,
+        "input_ids": torch.where(inputs["attention_mask"] > 0, inputs["input_ids"], 19),
+    }
+    once = calibrate_scales(elastic, [inputs], LEVELS)
+    assert calibrate_scales(elastic, [spoiled], LEVELS).keys() == once.keys()
+    first = "bert.encoder.layer.0.attention.self.query"
+    assert calibrate_scales(elastic, [spoiled], LEVELS)[first] == once[first]
+    assert calibrate_scales(elastic, [inputs], (1.0,)) != once
+
+
+def test_columns_have_scales_of_their_own():
+    weight = np.array([[1.0, 100.0], [-0.5, 50.0]], np.float32)
+    matrix, sizes = quantise_columns(weight, 8)
+    assert matrix.tolist() == [[127, 127], [-64, 64]]
+    assert quantise_columns(weight, 7)[0].max() == 63
+    np.testing.assert_allclose(matrix * sizes, weight, rtol=0.01)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_an_exported_folder_answers_texts(checkpoint, tmp_path, int8):
+    facts = export(checkpoint, tmp_path / "out", texts=TEXTS, int8=int8)
+    assert facts["levels"] == [0.25, 0.375, 0.5, 0.75, 1.0]
+    assert facts["costs"] == sorted(facts["costs"]) and facts["costs"][-1] == 1.0
+    assert facts["target"] == (this_target() if int8 else None)
+    runtime = Runtime(tmp_path / "out")
+    views = Skipping(checkpoint.model)
+    for level in (0.25, 1.0):
+        found = runtime.predict(TEXTS, budget=level)
+        inputs = checkpoint.words.pad(checkpoint.words.encode(TEXTS))
+        with torch.no_grad():
+            wanted = ask(views, inputs, budget=level).softmax(-1)
+        if int8:
+            assert (
+                np.mean(
+                    [
+                        n == checkpoint.classes[i]
+                        for (n, _), i in zip(found, wanted.argmax(-1), strict=True)
+                    ]
+                )
+                > 0.8
+            )
+        else:
+            assert [name for name, _ in found] == [checkpoint.classes[i] for i in wanted.argmax(-1)]
+            np.testing.assert_allclose([p for _, p in found], wanted.amax(-1), atol=1e-4)
+
+
+def test_a_budget_below_the_lowest_level_is_refused(checkpoint, tmp_path):
+    export(checkpoint, tmp_path / "out", levels=[0.5, 1.0])
+    runtime = Runtime(tmp_path / "out")
+    assert runtime.levels == (0.5, 1.0) and runtime.level_of(0.99) == 0.5
+    with pytest.raises(ValueError, match=r"below the lowest level of this file, 0\.5"):
+        runtime.predict(TEXTS, budget=0.4)
+    with pytest.raises(ValueError, match=r"in \(0, 1\]"):
+        runtime.predict(TEXTS, budget=1.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"levels": [0.1, 1.0]}, r"0\.1"),
+        ({"levels": []}, "one at least"),
+        ({"levels": [0.5, 0.5]}, "different"),
+        ({"int8": True}, "needs texts"),
+        ({"target": "abacus"}, "a target is one of vnni, any"),
+    ],
+)
+def test_what_can_not_be_exported_is_refused_and_nothing_is_written(
+    checkpoint, tmp_path, options, says
+):
+    with pytest.raises(ValueError, match=says):
+        export(checkpoint, tmp_path / "out", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_nested_classifiers_of_known_architectures_are_exported(checkpoint, tmp_path, encoder):
+    soft = Elastic(from_transformers("bert", "sdpa"), ALL, length=10, block=32)
+    for model in (soft, soft.plain()):
+        with pytest.raises(ValueError, match="only a nested model"):
+            export(Checkpoint(model), tmp_path / "out")
+    own = Elastic(encoder, ALL, length=12, block=16)
+    with pytest.raises(ValueError, match="can't be exported; classifiers of texts can"):
+        build_graph(own.nested(), (1.0,))
+
+
+def test_a_damaged_folder_is_refused_in_one_sentence(checkpoint, tmp_path):
+    export(checkpoint, tmp_path / "out")
+    graph = tmp_path / "out" / "model.onnx"
+    whole = graph.read_bytes()
+    graph.write_bytes(whole[:-100])
+    with pytest.raises(ValueError, match=r"model.onnx is truncated or was changed"):
+        Runtime(tmp_path / "out")
+    graph.unlink()
+    with pytest.raises(ValueError, match=r"has no model.onnx"):
+        Runtime(tmp_path / "out")
+    manifest = tmp_path / "out" / "apportion.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "levels": [2.0]}))
+    with pytest.raises(ValueError, match="levels"):
+        Runtime(tmp_path / "out")
+
+
+def test_the_folder_of_somebody_else_is_left_alone(checkpoint, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not an exported model"):
+        export(checkpoint, tmp_path / "mine")
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
+
+
+def test_an_exported_folder_is_run_without_torch(checkpoint, tmp_path):
+    export(checkpoint, tmp_path / "out")
+    script = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'accelerate', 'onnx'): sys.modules[name] = None\n"
+        "from apportion.serving.runtime.session import Runtime\n"
+        "print(Runtime(sys.argv[1]).predict(['a match'], budget=0.25)[0][0])\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in checkpoint.classes
+
+
+def test_the_whole_budget_of_everything_is_the_dense_model(checkpoint, tmp_path):
+    export(checkpoint, tmp_path / "out")
+    inputs = checkpoint.words.pad(checkpoint.words.encode(TEXTS[:8]))
+    with torch.no_grad():
+        dense = ask(checkpoint.model.plain().eval(), inputs).numpy()
+    arrays = {name: values.numpy() for name, values in inputs.items()}
+    np.testing.assert_allclose(Runtime(tmp_path / "out")(**arrays), dense, atol=2e-5)
+    assert Allocation.everything(checkpoint.model.units).cost == 1.0
+
+
+def test_the_command_exports_and_says_how_the_file_answers(checkpoint, tmp_path, capsys):
+    save(checkpoint, tmp_path / "nested")
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    words = ["export", str(tmp_path / "nested"), "--out", str(tmp_path / "onnx"), "--int8"]
+    code, out, err = command(capsys, *words)
+    assert code == 2 and "int8 needs texts" in err
+    words += ["--texts", str(tmp_path / "texts.txt"), "--levels", "0.5,1"]
+    code, out, _ = command(capsys, *words)
+    assert code == 0 and "same label" in out and "0.5" in out
+    assert Runtime(tmp_path / "onnx").facts["checked"]["rows"] == len(TEXTS)
+    code, _, err = command(capsys, *words[:-1], "a,b")
+    assert code == 2 and "--levels are numbers" in err
+    assert Runtime(tmp_path / "onnx").levels == (0.5, 1.0)
