@@ -19,7 +19,7 @@ from apportion.study.experiment import current, read_experiment
 from apportion.study.paper import read_plan
 from apportion.study.planning import Settings, plan_reruns
 from apportion.study.report.markdown import fill
-from apportion.study.report.paper_page import Reproduction, markdown
+from apportion.study.report.paper_page import PaperReport, markdown
 from apportion.study.report.paper_tables import sections_of
 from apportion.study.report.study_tables import study_tables
 
@@ -52,7 +52,7 @@ def test_the_reproduction_is_the_one_that_the_records_give():
     plan = read_plan(PLAN)
     reruns = plan_reruns(plan, Settings(), results=plan.folder / "results")
     sections = sections_of(plan.tables, reruns)
-    made = Reproduction(plan, sections, out=HOME)
+    made = PaperReport(plan, sections, out=HOME)
     report = (HOME / "docs" / "paper-tables.md").read_text(encoding="utf-8")
     assert markdown(made) == report, "run `make docs`"
     for page in (HOME / "README.md", HOME / "docs" / "reproduce.md"):

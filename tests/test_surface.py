@@ -8,6 +8,7 @@ from dataclasses import is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
+from torch import Tensor
 
 import apportion
 
@@ -43,7 +44,9 @@ def types_in(hint: Any) -> Iterator[type]:
 
 
 def ours_and_not_public(thing: Any) -> set[str]:
-    mentioned = {found for hint in get_type_hints(thing).values() for found in types_in(hint)}
+    # Torch is imported late where an exported folder has to do without it.
+    hints = get_type_hints(thing, localns={"Tensor": Tensor})
+    mentioned = {found for hint in hints.values() for found in types_in(hint)}
     return {
         f"{found.__module__}.{found.__name__}"
         for found in mentioned

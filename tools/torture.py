@@ -41,16 +41,17 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers, processors
 
 from apportion import cli
 from apportion.cli.folders import inspect
 from apportion.cli.predict import predict
-from apportion.data.tokenizer import Words
+from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.checkpoint import Checkpoint, load, read_manifest, save
 from apportion.elastic.elastic import Elastic
 from apportion.models.encoder import Encoder, EncoderConfig
-from apportion.models.hub import load_words
+from apportion.models.hub import load_tokenizer
 from apportion.models.sites import find_sites
 from apportion.training.recipes import BUDGETED
 
@@ -68,7 +69,7 @@ Draw = random.Random
 def write_folders(home: Path) -> dict[str, Path]:
     """A small folder of each kind: our encoder with gates and cut, BERT nested, cut and dense."""
     torch.manual_seed(1)
-    words = Words.learn(TEXTS, length=8, size=30, min_count=1)
+    words = Tokenizer.learn(TEXTS, length=8, size=30, min_count=1)
     shape = {"classes": 2, "layers": 2, "heads": 2, "hidden": 8, "feedforward": 16}
     own = Elastic(Encoder(EncoderConfig(len(words), 8, **shape)).eval(), length=8, block=8)
     torch.nn.init.normal_(own.gates.a)
@@ -79,7 +80,7 @@ def write_folders(home: Path) -> dict[str, Path]:
     bert = _write_bert(folders["dense"])
     theirs = Elastic(bert, ("heads", "feedforward"), length=8, block=8)
     nested = theirs.nested(torch.rand(len(theirs.units)))
-    words = load_words(str(folders["dense"]), 8)
+    words = load_tokenizer(str(folders["dense"]), 8)
     save(Checkpoint(nested, _notes(), words=words), folders["nested"])
     kept = nested.allocation(0.5)
     save(Checkpoint(nested.cut(0.5), _notes(cut=True), kept, words), folders["cut"])
@@ -107,7 +108,7 @@ def _write_bert(folder: Path) -> torch.nn.Module:
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     listed = [*special, *sorted({word for text in TEXTS for word in text.split()})]
     numbers = {word: number for number, word in enumerate(listed)}
-    pieces = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
+    pieces = Backend(models.WordPiece(numbers, unk_token="[UNK]"))
     pieces.pre_tokenizer = pre_tokenizers.Whitespace()
     pieces.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]

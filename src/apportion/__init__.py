@@ -7,9 +7,9 @@ from apportion.models.autoclasses import register_when_imported
 
 if TYPE_CHECKING:
     from apportion.data.marked import Marked
-    from apportion.data.task import Split, Task
+    from apportion.data.task import Classification, Criterion, Split, Task
     from apportion.data.text import Text
-    from apportion.data.tokenizer import Words
+    from apportion.data.tokenizer import Tokenizer
     from apportion.elastic.checkpoint import Checkpoint, load, save
     from apportion.elastic.conversion import Converted, convert
     from apportion.elastic.elastic import Elastic
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from apportion.serving.runtime.session import Runtime
     from apportion.serving.skipping import Skipping
     from apportion.serving.timing import Latency, measure
-    from apportion.study.bars import Overview
-    from apportion.study.report.paper_page import Reproduction
-    from apportion.study.reproduction import reproduce
+    from apportion.study.report.table import Table
+    from apportion.study.reproduction import Reproduction, reproduce
     from apportion.training.course import Trained, train
     from apportion.training.loop import Epoch, Fitted, fit
     from apportion.training.progress import Tick, training_bar
@@ -38,7 +37,9 @@ __version__ = "0.1.0"
 __all__ = [
     "Allocation",
     "Checkpoint",
+    "Classification",
     "Converted",
+    "Criterion",
     "Elastic",
     "Encoder",
     "EncoderConfig",
@@ -48,7 +49,6 @@ __all__ = [
     "Latency",
     "Marked",
     "Outcome",
-    "Overview",
     "Point",
     "Recipe",
     "Reproduction",
@@ -56,13 +56,14 @@ __all__ = [
     "Scored",
     "Skipping",
     "Split",
+    "Table",
     "Task",
     "Text",
     "Tick",
+    "Tokenizer",
     "Trained",
     "Unit",
     "Units",
-    "Words",
     "allocate",
     "convert",
     "cut",
@@ -84,9 +85,9 @@ __all__ = [
 # What each room has of them; it is imported when a name is first used, for torch takes seconds.
 _ROOMS = {
     "data.marked": "Marked",
-    "data.task": "Split Task",
+    "data.task": "Classification Criterion Split Task",
     "data.text": "Text",
-    "data.tokenizer": "Words",
+    "data.tokenizer": "Tokenizer",
     "elastic.checkpoint": "Checkpoint load save",
     "elastic.conversion": "Converted convert",
     "elastic.elastic": "Elastic",
@@ -102,9 +103,8 @@ _ROOMS = {
     "serving.runtime.session": "Runtime",
     "serving.skipping": "Skipping",
     "serving.timing": "Latency measure",
-    "study.bars": "Overview",
-    "study.report.paper_page": "Reproduction",
-    "study.reproduction": "reproduce",
+    "study.report.table": "Table",
+    "study.reproduction": "Reproduction reproduce",
     "training.course": "Trained train",
     "training.loop": "Epoch Fitted fit",
     "training.progress": "Tick training_bar",

@@ -15,7 +15,7 @@ from apportion.data.rows import BadRow, _records, read_csv
 from apportion.data.sources import read_hub, read_source
 from apportion.data.task import Split
 from apportion.data.text import Text
-from apportion.data.tokenizer import Words
+from apportion.data.tokenizer import Tokenizer
 
 AG_NEWS = Path(__file__).parents[3] / "shared" / "data" / "ag_news"
 
@@ -238,7 +238,7 @@ def test_only_rows_with_the_digest_are_taken(data, tmp_path):
 
 
 def test_words_are_lower_case_and_punctuation_stands_alone():
-    words = Words.learn(["The cat, the dog.", "THE cat!"], length=4, size=100, min_count=2)
+    words = Tokenizer.learn(["The cat, the dog.", "THE cat!"], length=4, size=100, min_count=2)
     assert len(words) == 4  # [PAD], [UNK], the, cat
     the, cat = words.encode(["the cat"])[0]
     assert words.encode(["The CAT dog the cat", " ", ""]) == [
@@ -246,15 +246,15 @@ def test_words_are_lower_case_and_punctuation_stands_alone():
         [words.unknown],
         [words.unknown],
     ]
-    again = Words.from_json(words.to_json())
+    again = Tokenizer.from_json(words.to_json())
     assert again.encode(["the cat dog"]) == words.encode(["the cat dog"])
     assert again.length == 4
     with pytest.raises(ValueError, match="not a tokenizer"):
-        Words.from_json("{}")
+        Tokenizer.from_json("{}")
 
 
 def test_padding_is_masked():
-    words = Words.learn(["a b"], length=4, size=9, min_count=1)
+    words = Tokenizer.learn(["a b"], length=4, size=9, min_count=1)
     inputs = words.pad([[5, 6, 7], [8]])
     assert inputs["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
     assert inputs["attention_mask"].tolist() == [[True] * 3, [True, False, False]]

@@ -11,7 +11,7 @@ import torch
 from pretrained import write_classifier
 from safetensors.torch import load_file, save_file
 
-from apportion.data.tokenizer import Words
+from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.checkpoint import (
     CONFIG,
     GATES,
@@ -24,7 +24,7 @@ from apportion.elastic.checkpoint import (
 )
 from apportion.elastic.elastic import Elastic
 from apportion.models.encoder import Encoder, EncoderConfig
-from apportion.models.hub import load_model, load_words
+from apportion.models.hub import load_model, load_tokenizer
 from apportion.training.recipes import BUDGETED
 
 CLASSES = ["a", "b"]
@@ -42,7 +42,7 @@ NOTES = {
 @pytest.fixture
 def folder(tmp_path):
     """A nested model of texts, ours."""
-    words = Words.learn(TEXTS, 8, size=30, min_count=1)
+    words = Tokenizer.learn(TEXTS, 8, size=30, min_count=1)
     torch.manual_seed(0)
     shape = {"classes": 2, "layers": 2, "heads": 4, "hidden": 16, "feedforward": 64}
     model = Elastic(
@@ -63,14 +63,14 @@ def dense(tmp_path):
 def theirs(dense, tmp_path):
     """The same as a checkpoint with gates."""
     model = Elastic(load_model(str(dense), CLASSES, 0, trained=True), length=8)
-    save(Checkpoint(model, NOTES, words=load_words(str(dense), 8)), tmp_path / "elastic")
+    save(Checkpoint(model, NOTES, words=load_tokenizer(str(dense), 8)), tmp_path / "elastic")
     return tmp_path / "elastic"
 
 
 def test_a_length_that_leaves_no_room_for_a_text_is_refused(dense):
     with pytest.raises(ValueError, match="puts 2 tokens around a text: a length of 2"):
-        load_words(str(dense), 2)
-    assert load_words(str(dense), 3).length == 3
+        load_tokenizer(str(dense), 2)
+    assert load_tokenizer(str(dense), 3).length == 3
 
 
 def sign(folder):

@@ -18,7 +18,7 @@ from transformers import BertForSequenceClassification
 
 from apportion.data.rows import open_text
 from apportion.data.sources import read_source
-from apportion.data.tokenizer import Words
+from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.checkpoint import load
 from apportion.elastic.elastic import Elastic
 from apportion.models.hub import load_model
@@ -274,7 +274,7 @@ def test_a_command_reads_its_texts_once(capsys, tmp_path, monkeypatch, command):
     model = str(write_classifier(tmp_path / "model", list(CLUES)))
     if command != "train":
         learning = "a vocabulary is learned, and the model brings its own"
-        monkeypatch.setattr(Words, "learn", lambda *_, **__: pytest.fail(learning))
+        monkeypatch.setattr(Tokenizer, "learn", lambda *_, **__: pytest.fail(learning))
     words = {
         "train": ["train", "--heads", "4", "--hidden", "16"],
         "train --model": ["train", "--model", model],

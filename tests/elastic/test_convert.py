@@ -11,7 +11,7 @@ from texts import CLUES, rows
 from transformers import BertForSequenceClassification
 
 import apportion
-from apportion import Encoder, EncoderConfig, Marked, Scored, Split, Words
+from apportion import Encoder, EncoderConfig, Marked, Scored, Split, Tokenizer
 
 LABELS, TEXTS = zip(*rows(48, seed=1), strict=True)
 
@@ -53,7 +53,7 @@ def test_plain_texts_with_labels_and_a_tokenizer_are_enough(converted, bert):
     assert model.length == 20 and not model.training
     assert len(converted.facts["scores"]) == len(model.units)
     assert converted.facts["repair_rows"] + converted.facts["repair_held_out"] <= len(TEXTS)
-    words = Words.of(tokenizer(), 20)
+    words = Tokenizer.of(tokenizer(), 20)
     inputs = words.pad(words.encode(TEXTS))
     whole = model(**inputs, budget=1.0).logits.argmax(-1)
     agree = (whole == bert.eval()(**inputs).logits.argmax(-1)).float().mean()
@@ -65,7 +65,7 @@ def test_labels_are_names_or_numbers_of_the_models_classes(converted, bert):
     numbers = [list(CLUES).index(label) for label in LABELS]
 
     def scores(labels):
-        words = Words.of(tokenizer(), 20)
+        words = Tokenizer.of(tokenizer(), 20)
         made = apportion.convert(bert, TEXTS, labels=labels, tokenizer=words, repaired=False)
         return made.facts["scores"]
 

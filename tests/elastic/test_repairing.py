@@ -16,7 +16,7 @@ from apportion.elastic.repairing import AGREEMENT, VERSION_1, repair
 from apportion.elastic.scoring import nest, random, squared_gradient, uniform
 from apportion.method.units import Allocation
 from apportion.models.activations import layer_names, recalling, remembering, run_up_to
-from apportion.models.hub import load_model, load_words
+from apportion.models.hub import load_model, load_tokenizer
 from apportion.models.sites import find_sites
 from apportion.models.surgery import cut
 from apportion.training.loop import fit
@@ -217,7 +217,7 @@ def test_convert_on_short_rows_never_makes_a_model_worse(tmp_path):
     small budgets do better than by the order alone.
     """
     write_docstrings(tmp_path, ["email", "torch.nn", "numpy", "scipy.stats"], train=170, test=200)
-    task = Text(str(tmp_path), length=12, validation=160).build(load_words("minilm", 12))
+    task = Text(str(tmp_path), length=12, validation=160).build(load_tokenizer("minilm", 12))
     model = load_model("minilm", task.classes, 7)
     blocks = Elastic(model, ("feedforward",), length=12, block=384).units
     smaller = cut(model, Allocation(blocks, tuple(unit.index == 0 for unit in blocks)))

@@ -18,7 +18,7 @@ from texts import CLUES
 
 from apportion.elastic.checkpoint import Checkpoint, save
 from apportion.elastic.elastic import Elastic
-from apportion.models.hub import words_of_folder
+from apportion.models.hub import tokenizer_of_folder
 from apportion.models.reloading import load_folder
 from apportion.models.surgery import cut
 
@@ -33,7 +33,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         folder = write_classifier(Path(home), sorted(CLUES))
         model, _ = load_folder(folder)
-        words = words_of_folder(folder)
+        words = tokenizer_of_folder(folder)
     elastic = Elastic(model, ("heads", "feedforward"), length=24, block=32).eval()
     elastic = elastic.nested(torch.rand(len(elastic.units)))
     elastic.made_for("nested", floor=1, lowest=0.25)

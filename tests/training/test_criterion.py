@@ -35,13 +35,13 @@ class Near:
         if model.config.classes != 1:
             raise ValueError("a regression has one output")
 
-    def loss(self, logits, labels, reduction="mean"):
+    def loss(self, logits, labels, *, reduction="mean"):
         return F.mse_loss(logits[:, 0], labels, reduction=reduction)
 
     def score(self, logits, labels):
         return (logits[:, 0] - labels).abs() < self.enough
 
-    def divergence(self, student, teacher, T=1.0):
+    def divergence(self, student, teacher, *, T=1.0):
         return F.mse_loss(student, teacher)
 
     def agreement(self, student, teacher):

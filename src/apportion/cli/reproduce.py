@@ -80,7 +80,6 @@ def reproduce(
     Warm starts are shared between tables. Killed at any moment, the same command goes on where it
     was. The report is one page (report.html), the same in Markdown, and figures as SVG and PNG.
     """
-    from apportion.study.bars import Overview
     from apportion.study.paper import read_plan
     from apportion.study.report.markdown import fill_files
     from apportion.study.report.paper_tables import list_table
@@ -106,7 +105,7 @@ def reproduce(
             runs=runs,
             jobs=jobs,
             report_only=report_only,
-            watcher=Overview(err),
+            console=err,
         )
     except KeyboardInterrupt:
         err.print("stopped; the same command goes on where it was")

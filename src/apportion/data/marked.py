@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from apportion.data.task import Split, Task
-from apportion.data.tokenizer import Words
+from apportion.data.tokenizer import Tokenizer
 
 MARKER = 0  # token ids 1 … values are the values; the fillers come after them
 
@@ -51,7 +51,7 @@ class Marked:
             if getattr(self, name) < 2:
                 raise ValueError(f"{name} needs at least 2 rows, not {getattr(self, name)}")
 
-    def build(self, words: Words | None = None) -> Task:
+    def build(self, words: Tokenizer | None = None) -> Task:
         """The task with its rows generated."""
         if words is not None:
             raise ValueError("the marked-token task draws its own tokens; it has no texts")

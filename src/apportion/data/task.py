@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from apportion.data.tokenizer import Words
+from apportion.data.tokenizer import Tokenizer
 
 SPLITS = ("train", "validation", "test")
 
@@ -27,13 +27,13 @@ class Criterion(Protocol):
     def check(self, model: object) -> None:
         """Refuses a model whose outputs this criterion can't read."""
 
-    def loss(self, logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    def loss(self, logits: Tensor, labels: Tensor, *, reduction: str = "mean") -> Tensor:
         """What training minimises: its mean over the rows, or their sum."""
 
     def score(self, logits: Tensor, labels: Tensor) -> Tensor:
         """How well each row is answered, 1 being best [rows]; its mean is a model's accuracy."""
 
-    def divergence(self, student: Tensor, teacher: Tensor, T: float = 1.0) -> Tensor:
+    def divergence(self, student: Tensor, teacher: Tensor, *, T: float = 1.0) -> Tensor:
         """How far the student's answers are from the teacher's, 0 being equal, as a mean."""
 
     def agreement(self, student: Tensor, teacher: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class Classification:
                 "a classification needs one output per class, two at least, and one label per row"
             )
 
-    def loss(self, logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    def loss(self, logits: Tensor, labels: Tensor, *, reduction: str = "mean") -> Tensor:
         """The cross-entropy."""
         return F.cross_entropy(logits, labels, reduction=reduction)
 
@@ -66,7 +66,7 @@ class Classification:
         """Whether the largest logit is the label's."""
         return logits.argmax(dim=-1) == labels
 
-    def divergence(self, student: Tensor, teacher: Tensor, T: float = 1.0) -> Tensor:
+    def divergence(self, student: Tensor, teacher: Tensor, *, T: float = 1.0) -> Tensor:
         """KL(softmax(teacher/T) ‖ softmax(student/T))."""
         return F.kl_div(
             F.log_softmax(student / T, dim=-1),
@@ -165,7 +165,7 @@ class Task:
     vocabulary: int
     length: int
     spec: Mapping[str, Any]
-    words: Words | None = None  # of a task of texts
+    words: Tokenizer | None = None  # of a task of texts
     facts: Mapping[str, Any] = field(default_factory=dict)  # what was seen while reading it
 
     def split(self, name: str) -> Split:
@@ -193,7 +193,7 @@ class TaskSpec(Protocol):
     def seed(self) -> int:
         """Of the rows that are drawn."""
 
-    def build(self, words: Words | None = None) -> Task:
+    def build(self, words: Tokenizer | None = None) -> Task:
         """The task with its rows; texts are encoded by these words, or by their own."""
 
     def identity(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from apportion.data.rows import Row
 from apportion.data.sources import Part, Source, read_source
 from apportion.data.task import Split, Task
-from apportion.data.tokenizer import Words
+from apportion.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class Text:
         if not self.text:
             raise ValueError("text needs the name of at least one column")
 
-    def build(self, words: Words | None = None) -> Task:
+    def build(self, words: Tokenizer | None = None) -> Task:
         """The task with its rows read, drawn and encoded: by these words, or by their own."""
         drawn = draw(self, read_source(self.folder or self.data, self.text, self.label))
         classes = drawn.classes
         texts = {name: tuple(row.text for row in rows) for name, rows in drawn.rows.items()}
         if words is None:
-            words = Words.learn(
+            words = Tokenizer.learn(
                 texts["train"], self.length, size=self.vocabulary, min_count=self.min_count
             )
         number = {name: n for n, name in enumerate(classes)}
@@ -192,7 +192,7 @@ def _stratified(
     return taken, rest
 
 
-def _facts(splits: dict[str, Split], classes: Sequence[str], words: Words) -> dict[str, Any]:
+def _facts(splits: dict[str, Split], classes: Sequence[str], words: Tokenizer) -> dict[str, Any]:
     """What people should know of the data before they believe a number that came from it."""
     seen = {name: [_plain(text) for text in split.texts or ()] for name, split in splits.items()}
     trained = set(seen["train"])

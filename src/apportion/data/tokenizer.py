@@ -1,4 +1,4 @@
-"""Words: what turns texts into ids, learned from training texts or brought by a model."""
+"""Tokenizers: texts into ids, by words learned from training texts or as a model brought it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from tokenizers import normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
 from tokenizers.trainers import WordLevelTrainer
 
@@ -25,14 +26,14 @@ PAD, UNKNOWN = "[PAD]", "[UNK]"  # ids 0 and 1
 _OF_THE_MOMENT = ("is_local", "local_files_only", "max_length", "stride", "name_or_path")
 
 
-class Words:
+class Tokenizer:
     """Texts in, token ids out, truncated to a length.
 
     With `settings`, those of a Transformers tokenizer, it is one that a pretrained model brought:
     they name its special tokens, and let Transformers read it again.
     """
 
-    def __init__(self, tokenizer: Tokenizer, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, tokenizer: Backend, settings: Mapping[str, Any] | None = None) -> None:
         self.settings = None if settings is None else dict(settings)
         padding = tokenizer.token_to_id(_token(settings, "pad_token", PAD))
         unknown = tokenizer.token_to_id(_token(settings, "unk_token", UNKNOWN))
@@ -48,12 +49,12 @@ class Words:
         self.length: int = tokenizer.truncation["max_length"]  # the rest of a text is not read
 
     @classmethod
-    def learn(cls, texts: Iterable[str], length: int, *, size: int, min_count: int) -> Words:
+    def learn(cls, texts: Iterable[str], length: int, *, size: int, min_count: int) -> Tokenizer:
         """Whole words, lower case, punctuation by itself: the most frequent of the texts.
 
         Those that stand in them `min_count` times, `size` with [PAD] and [UNK].
         """
-        tokenizer = Tokenizer(WordLevel({PAD: 0, UNKNOWN: 1}, unk_token=UNKNOWN))
+        tokenizer = Backend(WordLevel({PAD: 0, UNKNOWN: 1}, unk_token=UNKNOWN))
         tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # \w+ or [^\w\s]+
         trainer = WordLevelTrainer(
@@ -67,14 +68,14 @@ class Words:
         return cls(tokenizer)
 
     @classmethod
-    def of(cls, tokenizer: Any, length: int) -> Words:
+    def of(cls, tokenizer: Any, length: int) -> Tokenizer:
         """A fast tokenizer of Transformers that truncates at a length; its own is left alone."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ValueError(
                 f"a fast tokenizer of Transformers is needed, not a {type(tokenizer).__name__}"
             )
-        own = Tokenizer.from_str(backend.to_str())
+        own = Backend.from_str(backend.to_str())
         own.no_padding()  # `pad` does it
         own.enable_truncation(length)
         with tempfile.TemporaryDirectory() as place:
@@ -100,10 +101,10 @@ class Words:
         return str(self._tokenizer.to_str(pretty=True))
 
     @classmethod
-    def from_json(cls, text: str, settings: Mapping[str, Any] | None = None) -> Words:
+    def from_json(cls, text: str, settings: Mapping[str, Any] | None = None) -> Tokenizer:
         """The inverse of `to_json`."""
         try:
-            tokenizer = Tokenizer.from_str(text)
+            tokenizer = Backend.from_str(text)
             tokenizer.no_padding()  # `pad` does it
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"not a tokenizer: {error}") from None
@@ -126,7 +127,7 @@ class Words:
         return {"input_ids": ids, "attention_mask": mask}
 
 
-def check_processing(tokenizer: Tokenizer) -> None:
+def check_processing(tokenizer: Backend) -> None:
     """Complains of settings at which the library would end the program once a text is read."""
     truncation, around = tokenizer.truncation, 0
     if tokenizer.post_processor is not None:

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from apportion.data.task import CLASSIFICATION
-from apportion.data.tokenizer import Words
+from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.card import model_card
 from apportion.elastic.consistency import (
     check_answer,
@@ -61,7 +61,7 @@ from apportion.files import (
 from apportion.method.units import Allocation
 from apportion.models.configs import build, config_of
 from apportion.models.encoder import Encoder
-from apportion.models.hub import words_of_folder
+from apportion.models.hub import tokenizer_of_folder
 from apportion.models.labels import CLASSIFIES, class_names
 from apportion.models.reloading import carry_code, kept_of, load_folder
 from apportion.models.sites import find_sites, units_of
@@ -74,7 +74,7 @@ class Checkpoint:
     model: nn.Module
     notes: dict[str, Any] = field(default_factory=dict)
     kept: Allocation | None = None  # of the model that this one was cut from
-    words: Words | None = None  # what turns texts into the model's inputs
+    words: Tokenizer | None = None  # what turns texts into the model's inputs
 
     @property
     def elastic(self) -> Elastic | None:
@@ -193,7 +193,7 @@ def _load(folder: Path) -> Checkpoint:
         if (folder / GATES).exists():
             raise ValueError(f"{folder} has {GATES} and no {MANIFEST}; it is not complete")
         model, kept = load_folder(folder)
-        words, notes = words_of_folder(folder), {}
+        words, notes = tokenizer_of_folder(folder), {}
     else:
         manifest = _read_manifest(folder)
         try:

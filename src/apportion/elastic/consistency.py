@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from apportion.data.marked import Marked
 from apportion.data.text import Text
-from apportion.data.tokenizer import Words
+from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.elastic import logits_of, plain_of
 from apportion.files import check
 from apportion.method.units import Allocation, Units, check_budget
@@ -210,7 +210,7 @@ _NOTES: dict[str, Callable[[Any], str | None]] = {
 }
 
 
-def check_words(words: Words, model: nn.Module) -> None:
+def check_words(words: Tokenizer, model: nn.Module) -> None:
     """Complains of words that the model has no embedding or no position for."""
     plain = plain_of(model)
     config: Any = plain.config
@@ -271,7 +271,7 @@ def check_kept(kept: Allocation, model: nn.Module) -> None:
             )
 
 
-def check_answer(model: nn.Module, words: Words | None) -> None:
+def check_answer(model: nn.Module, words: Tokenizer | None) -> None:
     """Complains of a model that can't answer, or answers what is no number, to a few tokens."""
     plain, outputs = plain_of(model), outputs_of(model)
     if outputs is None or getattr(plain, "main_input_name", "input_ids") != "input_ids":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from apportion.data.task import Split, Task
-from apportion.data.tokenizer import Words
+from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.elastic import Elastic, plain_of
 from apportion.elastic.repairing import repair
 from apportion.elastic.scoring import SOURCES, Scored, nest
@@ -133,9 +133,9 @@ def _encoded(
             f"units are scored by the loss, so {len(texts):,} texts need as many labels: "
             f"labels=[…], not {given}"
         )
-    if not isinstance(tokenizer, Words):
+    if not isinstance(tokenizer, Tokenizer):
         longest = min(_LENGTH, int(getattr(tokenizer, "model_max_length", _LENGTH)))
-        tokenizer = Words.of(tokenizer, length or longest)
+        tokenizer = Tokenizer.of(tokenizer, length or longest)
     inputs = tokenizer.pad(tokenizer.encode(texts), tokenizer.length)
     return Split(inputs, _numbers(model, labels), tuple(texts))
 

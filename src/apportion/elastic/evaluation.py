@@ -99,7 +99,7 @@ def sum_scores(
             labels = labels.to(device)
             logits = logits_of(model(**inputs, **options))
             score += float(criterion.score(logits, labels).sum())
-            loss += float(criterion.loss(logits, labels, "sum"))
+            loss += float(criterion.loss(logits, labels, reduction="sum"))
     model.train(was_training)
     return score, loss
 

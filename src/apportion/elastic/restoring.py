@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apportion.data.tokenizer import Words
+from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.consistency import (
     check_finite,
     check_heads,
@@ -141,7 +141,7 @@ def _problem_of_elastic(facts: Any) -> str | None:
 
 def restore(
     manifest: Mapping[str, Any], folder: Path
-) -> tuple[nn.Module, Allocation | None, Words | None]:
+) -> tuple[nn.Module, Allocation | None, Tokenizer | None]:
     """The model, the allocation that a cut kept, and the tokenizer, of a folder by its manifest."""
     kind = manifest["kind"]
     for name, facts in sorted(manifest["files"].items()):
@@ -166,7 +166,7 @@ def restore(
     words = None
     if WORDS in manifest["files"]:
         settings = read_json(folder / SETTINGS) if SETTINGS in manifest["files"] else None
-        words = Words.from_json((folder / WORDS).read_text(encoding="utf-8"), settings)
+        words = Tokenizer.from_json((folder / WORDS).read_text(encoding="utf-8"), settings)
     return model.eval(), kept, words
 
 

@@ -181,4 +181,4 @@ def _summed_loss(model: Elastic, split: Split, batch: _Batch, z: Tensor) -> Tens
     """The loss of a batch's rows, its units open by z."""
     inputs, labels = batch
     logits = logits_of(model(**inputs, z=z.to(labels.device)))
-    return split.criterion.loss(logits, labels, "sum")
+    return split.criterion.loss(logits, labels, reduction="sum")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from apportion.data.tokenizer import Words, check_processing
+from apportion.data.tokenizer import Tokenizer, check_processing
 from apportion.files import first_line
 from apportion.models.autoclasses import import_transformers
 from apportion.models.labels import class_names, first_few, name_classes, order_of, reorder_head
@@ -105,21 +105,21 @@ def untrained_model(shape: Mapping[str, Any], task: Mapping[str, int], seed: int
 _FEEDFORWARD = {"distilbert": "hidden_dim"}  # others say intermediate_size
 
 
-def load_words(name: str, length: int | None = None, folder: Path | None = None) -> Words:
+def load_tokenizer(name: str, length: int | None = None, folder: Path | None = None) -> Tokenizer:
     """The tokenizer that a pretrained encoder was trained with.
 
     It truncates at a length, or where the model's positions end.
     """
     source = find_source(name, folder)
     try:
-        return _load_words(source, length)
+        return _load_tokenizer(source, length)
     except (OSError, ValueError):
         raise
     except Exception as error:  # its settings may be wrong in any way
         raise ValueError(f"the tokenizer of {source} can't be used: {first_line(error)}") from None
 
 
-def _load_words(source: str, length: int | None) -> Words:
+def _load_tokenizer(source: str, length: int | None) -> Tokenizer:
     transformers = import_transformers()
     with _quiet():
         tokenizer = _read(transformers.AutoTokenizer, source, empty=_is_empty)
@@ -137,14 +137,14 @@ def _load_words(source: str, length: int | None) -> Words:
         raise ValueError(
             f"{source} puts {around} tokens around a text: a length of {length} leaves no room"
         )
-    return Words.of(tokenizer, length or longest)
+    return Tokenizer.of(tokenizer, length or longest)
 
 
-def words_of_folder(folder: Path) -> Words | None:
+def tokenizer_of_folder(folder: Path) -> Tokenizer | None:
     """The tokenizer in a folder of Transformers, if it has one."""
     if not any((folder / name).exists() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
         return None
-    return load_words(str(folder))
+    return load_tokenizer(str(folder))
 
 
 def _is_empty(tokenizer: Any) -> bool:

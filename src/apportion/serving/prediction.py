@@ -21,7 +21,7 @@ from torch import Tensor
 
 from apportion.data.rows import BadRow, Row, read_csv
 from apportion.data.task import Task
-from apportion.data.tokenizer import Words
+from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.elastic import Elastic, logits_of
 from apportion.serving.skipping import Skipping
 from apportion.serving.timing import measure
@@ -51,7 +51,7 @@ def model_at(model: Elastic, budget: float, *, soft: bool = False) -> Callable[.
 
 def predict(
     model: Callable[..., object],
-    words: Words,
+    words: Tokenizer,
     classes: Sequence[str],
     rows: Iterable[Row | BadRow],
     batch: int = 64,
@@ -85,7 +85,7 @@ def predict(
 _Chunk = tuple[list[Row | BadRow], list[list[int]]]  # rows, and the ids of those that are good
 
 
-def _ahead(words: Words, rows: Iterator[Row | BadRow], chunk: int) -> Iterator[_Chunk]:
+def _ahead(words: Tokenizer, rows: Iterator[Row | BadRow], chunk: int) -> Iterator[_Chunk]:
     """Chunks of rows with their ids, each made while the one before is in use.
 
     The thread that makes them may wait for input that never comes, so nobody waits for it, except
@@ -129,7 +129,7 @@ def _sizes(chunk: int) -> Iterator[int]:
 
 
 def batches_of(
-    words: Words, encoded: Sequence[Sequence[int]], batch: int
+    words: Tokenizer, encoded: Sequence[Sequence[int]], batch: int
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
     """Positions and inputs of rows in batches, those of like length together."""
     order = sorted(range(len(encoded)), key=lambda position: len(encoded[position]))
@@ -139,7 +139,7 @@ def batches_of(
 
 
 def _answer(
-    model: Callable[..., object], words: Words, encoded: Sequence[Sequence[int]], batch: int
+    model: Callable[..., object], words: Tokenizer, encoded: Sequence[Sequence[int]], batch: int
 ) -> list[list[float]]:
     answers: list[list[float]] = [[]] * len(encoded)
     for positions, inputs in batches_of(words, encoded, batch):

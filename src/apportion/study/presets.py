@@ -12,7 +12,7 @@ import tomlkit
 from apportion.data.sources import Source, read_source
 from apportion.data.text import Drawn, Text, classes_of, draw
 from apportion.elastic.checkpoint import Checkpoint, save
-from apportion.models.hub import load_model, load_words, weights_files_digest
+from apportion.models.hub import load_model, load_tokenizer, weights_files_digest
 from apportion.study.experiment import BUDGETS, Experiment, experiment_of
 from apportion.study.production import produce
 from apportion.study.report.page import write_page
@@ -180,7 +180,7 @@ def model_table(
     name: str, length: int, classes: Sequence[str], *, trained: bool = False
 ) -> dict[str, Any]:
     """What the file says of a pretrained model; loads it, so that a bad one is found now."""
-    load_words(name, length)
+    load_tokenizer(name, length)
     load_model(name, classes, seed=0, trained=trained)
     digest = weights_files_digest(name)
     return {"pretrained": name, **({"digest": digest} if digest else {})}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from apportion.data.text import Text
 from apportion.files import holding
 from apportion.study.bars import Overview
 from apportion.study.driver import local_driver as driver
-from apportion.study.paper import Plan, read_plan
+from apportion.study.paper import read_plan
 from apportion.study.planning import (
     QUICK,
     Rerun,
@@ -22,15 +23,29 @@ from apportion.study.planning import (
     plan_reruns,
     work_of,
 )
-from apportion.study.report.paper_page import Reproduction, write_report
+from apportion.study.report.paper_page import PaperReport, write_report
 from apportion.study.report.paper_tables import sections_of
+from apportion.study.report.table import Table
 
 PLAN = Path("experiments") / "paper.toml"
 
 
+@dataclass(frozen=True)
+class Reproduction:
+    """The paper's claims judged by what came out here, and where the report is."""
+
+    page: Path
+    markdown: Path  # the same as Markdown
+    tables: tuple[Table, ...]  # of all of it together: verdicts, claims, coverage, time
+    verdicts: Mapping[str, int]  # how many claims have each
+    verdict_table: Table  # how many claims hold, table by table
+    incomplete: Mapping[str, Sequence[str]]  # tables that lack records, by their study
+    failed: Mapping[str, str]  # studies that stopped, and why
+
+
 def reproduce(
     tables: str | Sequence[str] = (),
-    plan: Plan | str | Path = PLAN,
+    plan: str | Path = PLAN,
     *,
     quick: bool = False,
     hub: bool = False,
@@ -42,7 +57,7 @@ def reproduce(
     runs: str | Path | None = None,
     jobs: int | None = None,
     report_only: bool = False,
-    watcher: Overview | None = None,
+    console: Console | None = None,
 ) -> Reproduction:
     """The paper's tables, run where they have no records yet, beside what the paper prints.
 
@@ -50,20 +65,21 @@ def reproduce(
     paper's own models and data. `data` and `models` are folders by their names in the plan; a
     study that lacks its folder is left out. Report, records and checkpoints go to `out`, or the
     last two to `results` and `runs`. `jobs` stages run side by side. Killed at any moment, the
-    same call goes on where it was; a study that fails does not stop the others.
+    same call goes on where it was; a study that fails does not stop the others. A `console` is
+    shown how far it is.
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, not {jobs}")
-    plan = plan if isinstance(plan, Plan) else read_plan(Path(plan))
+    paper = read_plan(Path(plan))
     out = Path(out) if out else _default_place(quick, hub, device)
     results, runs = Path(results or out / "results"), Path(runs or out / "stages")
     settings = Settings(quick, hub, device, data=_paths(data), models=_paths(models))
-    settings = check_settings(plan, settings, names=tables, out=out)
-    chosen = plan.choose(tables)
-    reruns = plan_reruns(plan, settings, names=tables, results=results)
+    settings = check_settings(paper, settings, names=tables, out=out)
+    chosen = paper.choose(tables)
+    reruns = plan_reruns(paper, settings, names=tables, results=results)
     failed: dict[str, str] = {}
     if not report_only:
-        watcher = watcher or Overview(Console(quiet=True, force_terminal=False))
+        watcher = Overview(console or Console(quiet=True, force_terminal=False))
         if quick:
             watcher.warned(QUICK)
         jobs = jobs or min(2, os.cpu_count() or 1)
@@ -71,15 +87,24 @@ def reproduce(
         with holding(out, *written):
             for name, folder in settings.stand_ins.items():
                 if not (folder / "test.csv").exists():
-                    write_docstrings(folder, plan.texts[name].stand_in)
+                    write_docstrings(folder, paper.texts[name].stand_in)
             todo = _left_to_do(reruns.values(), watcher)
             can_run = [rerun for rerun in reruns.values() if not rerun.lacks]
-            watcher.planned(work_of(plan, can_run, tables=chosen, jobs=jobs))
+            watcher.planned(work_of(paper, can_run, tables=chosen, jobs=jobs))
             with watcher:
                 failed = _run(todo, runs=runs, results=results, jobs=jobs, watcher=watcher)
         reruns = {name: rerun.with_records(results) for name, rerun in reruns.items()}
     sections = sections_of(chosen, reruns, quick=quick)
-    return write_report(Reproduction(plan, sections, out, quick, failed))
+    report = write_report(PaperReport(paper, sections, out, quick, failed))
+    return Reproduction(
+        page=report.page,
+        markdown=report.markdown,
+        tables=tuple(report.tables),
+        verdicts=report.verdicts,
+        verdict_table=report.verdict_table,
+        incomplete=report.incomplete,
+        failed=failed,
+    )
 
 
 def _paths(folders: Mapping[str, str | Path] | None) -> dict[str, Path]:

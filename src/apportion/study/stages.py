@@ -21,7 +21,7 @@ from apportion.elastic.elastic import Form
 from apportion.elastic.evaluation import SWEEP
 from apportion.elastic.repairing import REPAIRED_AT
 from apportion.elastic.scoring import SOURCES
-from apportion.models.hub import load_words
+from apportion.models.hub import load_tokenizer
 from apportion.study.baselines import BASELINES
 from apportion.study.protocols import Timing
 from apportion.training.recipes import Recipe
@@ -166,7 +166,8 @@ class Stage:
     def build_task(self) -> Task:
         """The task with its rows; a pretrained model brings its own words."""
         name = self.model.get("pretrained")
-        return self.task.build(load_words(name, self.task.length, self.weights) if name else None)
+        own = load_tokenizer(name, self.task.length, self.weights) if name else None
+        return self.task.build(own)
 
     def measured_on(self, task: Task) -> Task:
         """Its task with the test rows that it is measured on: more rows train nothing again."""

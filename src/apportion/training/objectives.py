@@ -174,7 +174,7 @@ def step_losses(
             logits = logits_of(student.answer(budget, batch.noisy))
         loss = criterion.loss(logits, batch.labels)
         if taught is not None:
-            divergence = criterion.divergence(logits, taught, recipe.T)
+            divergence = criterion.divergence(logits, taught, T=recipe.T)
             loss = distill_loss(loss, divergence, recipe.alpha, recipe.T)
         if taught_states:
             mask = batch.inputs.get("attention_mask")

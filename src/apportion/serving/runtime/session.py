@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apportion.data.tokenizer import Words
+from apportion.data.tokenizer import Tokenizer
 from apportion.files import read_json
 from apportion.serving.runtime.exported import (
     GRAPH,
@@ -51,7 +51,7 @@ class Runtime:
             raise ValueError(f"{folder / GRAPH} can't be run: {_first_line(error)}") from None
         self._inputs = {given.name for given in self._session.get_inputs()}
         text = (folder / TOKENIZER).read_text(encoding="utf-8")
-        self.tokenizer = Words.from_json(text, read_json(folder / SETTINGS))
+        self.tokenizer = Tokenizer.from_json(text, read_json(folder / SETTINGS))
 
     def __call__(
         self,

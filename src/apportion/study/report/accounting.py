@@ -98,7 +98,7 @@ def scoring_table(records: Records) -> Table:
         "each unit: over the same batches, rows of like length together, and over rows padded to "
         "the whole length."
     )
-    return Table.of_rows("scoring", "Switching each unit off by itself", rows, note)
+    return Table.of_rows("scoring", "Switching each unit off by itself", rows=rows, note=note)
 
 
 def conversion_table(records: Records) -> Table:
@@ -118,7 +118,7 @@ def conversion_table(records: Records) -> Table:
             }
         )
     note = "Seconds of the process that did it, one thread where it ran beside others."
-    return Table.of_rows("conversion", "Without training: what it took", rows, note)
+    return Table.of_rows("conversion", "Without training: what it took", rows=rows, note=note)
 
 
 def _trained(record: Mapping[str, Any], ran: Mapping[str, Mapping[str, Any]]) -> list[str]:

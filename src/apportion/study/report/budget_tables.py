@@ -76,7 +76,7 @@ def budget_table(experiment: Experiment, records: Records) -> Table:
         note = f"{note}. {speeds}".strip()
     else:
         note += "; the difference to the dense model is taken seed by seed." + _views_note(timed)
-    return Table.of_rows("budgets", "What each budget costs and keeps", rows, note)
+    return Table.of_rows("budgets", "What each budget costs and keeps", rows=rows, note=note)
 
 
 def _share(timed: Records) -> str:
@@ -129,7 +129,7 @@ def against_table(experiment: Experiment, records: Records) -> Table:
     note = "Accuracy in percent on test rows, mean ± sample standard deviation over seeds."
     if means:
         note += f" On average {main} is " + ", ".join(means) + "; differences seed by seed."
-    return Table.of_rows("against", "One checkpoint and its yardsticks", rows, note)
+    return Table.of_rows("against", "One checkpoint and its yardsticks", rows=rows, note=note)
 
 
 def sweep_table(experiment: Experiment, records: Records) -> Table:
@@ -163,4 +163,4 @@ def sweep_table(experiment: Experiment, records: Records) -> Table:
         for method, found in swept.items()
     ]
     note = "; ".join(verdicts) + "." * bool(verdicts)
-    return Table.of_rows("sweep", "The sweep: accuracy at cost", rows, note)
+    return Table.of_rows("sweep", "The sweep: accuracy at cost", rows=rows, note=note)

@@ -24,7 +24,7 @@ _FIGURES = "figures"
 
 
 @dataclass(frozen=True)
-class Reproduction:
+class PaperReport:
     """The paper's tables beside what came out here, with verdicts, and where the report is."""
 
     plan: Plan
@@ -71,7 +71,7 @@ class Reproduction:
         return names
 
 
-def write_report(made: Reproduction) -> Reproduction:
+def write_report(made: PaperReport) -> PaperReport:
     """Writes page, Markdown, and figures as SVG and PNG."""
     if not any(section.done for section in made.sections):
         raise ValueError("none of these tables has records yet; there is nothing to report")
@@ -99,7 +99,7 @@ def write_report(made: Reproduction) -> Reproduction:
     return made
 
 
-def markdown(made: Reproduction) -> str:
+def markdown(made: PaperReport) -> str:
     """The report as Markdown; figures are beside it."""
     plan, sections, quick = made.plan, made.sections, made.quick
     first, _, _, *rest = made.tables

@@ -156,7 +156,7 @@ def compute_table(records: Records) -> Table:
         rows.append({"method": method, "budget": asked(budget), **shares})
     length = found[0]["length"] if found else 0
     note = f"Multiply-accumulates at {length} tokens."
-    return Table.of_rows("compute", "What a cut takes away", rows, note)
+    return Table.of_rows("compute", "What a cut takes away", rows=rows, note=note)
 
 
 def throughput_table(records: Records) -> Table:
@@ -178,7 +178,7 @@ def throughput_table(records: Records) -> Table:
         "CSV, encodes in a thread of its own a chunk ahead, calls the model on the same batches "
         "and writes CSV."
     )
-    return Table.of_rows("throughput", "Predictions a second", rows, note)
+    return Table.of_rows("throughput", "Predictions a second", rows=rows, note=note)
 
 
 def switching_table(records: Records) -> Table:
@@ -204,7 +204,7 @@ def switching_table(records: Records) -> Table:
         "first time that a budget is asked for, its modules are made, which hold views of the "
         "weights."
     )
-    return Table.of_rows("switching", "Changing the budget", rows, note)
+    return Table.of_rows("switching", "Changing the budget", rows=rows, note=note)
 
 
 def _runtime(record: Mapping[str, Any]) -> str:

@@ -142,7 +142,7 @@ def data_table(records: Records) -> Table:
         f"Over {len(found)} draws. Duplicates, a number a draw: of training rows those that stand "
         "there twice, of the others those whose text is also in training."
     )
-    return Table.of_rows("data", "The texts", rows, note)
+    return Table.of_rows("data", "The texts", rows=rows, note=note)
 
 
 def grid_table(experiment: Experiment, records: Records) -> Table:

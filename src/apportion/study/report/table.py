@@ -24,7 +24,7 @@ class Table:
 
     @classmethod
     def of_rows(
-        cls, name: str, title: str, rows: Sequence[Mapping[str, str]], note: str = ""
+        cls, name: str, title: str, *, rows: Sequence[Mapping[str, str]], note: str = ""
     ) -> Table:
         """A table of rows that name their columns; all of them name the same."""
         columns = tuple(rows[0]) if rows else ()
