@@ -30,7 +30,7 @@ class OnCpu(accelerate.Accelerator):
 
 def fit(start, task, recipe, teacher, accelerator):
     training.Accelerator = accelerator
-    return training.fit(start, task, recipe, 3, teacher=teacher).model
+    return training.fit(start, task, recipe=recipe, seed=3, teacher=teacher).model
 
 
 def distance(one, other):
@@ -64,9 +64,9 @@ def main() -> None:
     facts = {"trained": {}, "scores": {}}
     for name, start in starts.items():
         short = RECIPES[name].with_changes(epochs=2, batch_size=32)
-        there = fit(start, task, recipe=short, seed=encoder, teacher=OnCpu)
+        there = fit(start, task, short, encoder, OnCpu)
         with single_precision():
-            here = fit(start, task, recipe=short, seed=encoder, teacher=OnDevice)
+            here = fit(start, task, short, encoder, OnDevice)
         facts["trained"][name] = distance(here, there)
     ids = task.test.inputs["input_ids"]
     for name in ("loss_increase", "squared_gradient"):

@@ -66,7 +66,7 @@ def one_output(task) -> Encoder:
 
 
 def test_a_task_of_another_kind_is_trained_and_evaluated(regression, one_output):
-    fitted = fit(one_output, regression, DENSE.with_changes(epochs=8, lr=5e-3), seed=1)
+    fitted = fit(one_output, regression, recipe=DENSE.with_changes(epochs=8, lr=5e-3), seed=1)
     outcome = evaluate(fitted.model, regression.test)
     with torch.no_grad():
         answers = fitted.model(**regression.test.inputs)[:, 0]
@@ -82,7 +82,7 @@ def test_a_task_of_another_kind_is_trained_and_evaluated(regression, one_output)
 
 def test_a_task_of_another_kind_is_scored_repaired_and_taught(regression, one_output):
     """With classes, a single output would have no gradient and agree with everything."""
-    dense = fit(one_output, regression, DENSE.with_changes(epochs=8, lr=5e-3), seed=1).model
+    dense = fit(one_output, regression, recipe=DENSE.with_changes(epochs=8, lr=5e-3), seed=1).model
     elastic = Elastic(dense, ("heads", "feedforward"), length=regression.length, block=8)
     assert float(loss_increase(elastic, regression.validation).scores.abs().min()) > 0
     nested, scored = nest(elastic, lambda units: squared_gradient(units, regression.train))
@@ -93,13 +93,13 @@ def test_a_task_of_another_kind_is_scored_repaired_and_taught(regression, one_ou
             answers = [m(**regression.test.inputs) for m in (model.cut(0.5).eval(), dense)]
         return float(F.mse_loss(*answers))
 
-    repaired, facts = repair(nested, regression.train, regression.validation)
+    repaired, facts = repair(nested, regression.train, held_out=regression.validation)
     assert facts["repair_share"] > 0 and apart(repaired) < apart(nested)
     alike = NESTED.with_changes(epochs=6, lr=3e-3, alpha=1.0)
-    taught = fit(nested, regression, alike, seed=1, teacher=dense).model
+    taught = fit(nested, regression, recipe=alike, seed=1, teacher=dense).model
     assert apart(taught) < apart(nested)
-    soft = fit(elastic, regression, BUDGETED.with_changes(epochs=1), seed=1).model
-    assert [p.outcome.rows for p in sweep(soft, regression.test, (0.5,))] == [64, 64]
+    soft = fit(elastic, regression, recipe=BUDGETED.with_changes(epochs=1), seed=1).model
+    assert [p.outcome.rows for p in sweep(soft, regression.test, budgets=(0.5,))] == [64, 64]
 
 
 def test_a_criterion_goes_with_its_rows_and_counts_for_their_digest(task):
@@ -132,10 +132,10 @@ def test_a_model_that_does_not_tell_classes_apart_is_refused_where_it_is_used(ta
     elastic = Elastic(model)
     nested = elastic.nested()
     for use in (
-        lambda: fit(model, task, DENSE, seed=1),
-        lambda: fit(elastic, task, BUDGETED, seed=1),
+        lambda: fit(model, task, recipe=DENSE, seed=1),
+        lambda: fit(elastic, task, recipe=BUDGETED, seed=1),
         lambda: evaluate(model, task.test),
-        lambda: evaluate(elastic, task.test, 0.5),
+        lambda: evaluate(elastic, task.test, budget=0.5),
         lambda: loss_increase(elastic, task.validation),
         lambda: squared_gradient(elastic, task.train),
         lambda: repair(nested, task.train),

@@ -37,7 +37,7 @@ def inspect(
     from apportion.elastic.card import in_words
     from apportion.elastic.checkpoint import load
     from apportion.elastic.description import describe
-    from apportion.elastic.elastic import Elastic, plain_of
+    from apportion.elastic.elastic import plain_of
     from apportion.models.sites import find_sites
     from apportion.study.report.table import Table
     from apportion.study.report.terminal import print_json, show
@@ -58,8 +58,8 @@ def inspect(
     )
     typer.echo(f"recipes: {' → '.join(facts['recipes']) or 'none'}")
     nested = facts.get("form") == "nested"
-    if isinstance(loaded.model, Elastic):
-        typer.echo(in_words(loaded.model))
+    if loaded.elastic is not None:
+        typer.echo(in_words(loaded.elastic))
     if nested:
         typer.echo("units: one order for all budgets; each layer keeps the first of its units")
     table = Table(

@@ -75,24 +75,18 @@ def _measure(
     if isinstance(stage, ScoredStage):
         return _measure_scores(stage, checkpoint, task, tell)
     if stage.has_gates:
-        return _measure_gates(stage, _elastic(checkpoint), task, tell)
+        return _measure_gates(stage, checkpoint.require_elastic(), task, tell)
     outcome = evaluate(model, task.test)
     if checkpoint.kept is None:
         return [_point(stage, "dense", 1.0, outcome)]
     return [_point(stage, "cut", stage.only or 1.0, replace(outcome, cost=checkpoint.kept.cost))]
 
 
-def _elastic(checkpoint: Checkpoint) -> Elastic:
-    """The model of a stage that has gates."""
-    assert isinstance(checkpoint.model, Elastic)
-    return checkpoint.model
-
-
 def _measure_scores(
     stage: Stage, checkpoint: Checkpoint, task: Task, tell: Callable[[int, int], None]
 ) -> list[records.Record]:
     """What a model keeps when the stage's scores choose its units."""
-    model, made = _elastic(checkpoint), checkpoint.notes["training"]
+    model, made = checkpoint.require_elastic(), checkpoint.notes["training"]
     # Its provenance stands in the stage's last record; a fact that has no field is an error.
     facts = {k: v for k, v in made.items() if k not in records.provenance(threads=0)}
     # Scores are an order of the units; half open, their gates mean nothing.
@@ -186,7 +180,7 @@ def time_stage(
         named = {} if protocol is None else {"protocol": protocol}
         timed += [{**latency, **named} for latency in latencies]
     if stage.form == "nested":
-        model = _elastic(produce(stage, runs, task=task))
+        model = produce(stage, runs, task=task).require_elastic()
         timed.append(time_switching(model, stage.timed_at))
     timed.append({"kind": "timing", "seconds": round(time.monotonic() - started, 1)})
     return _traced(stage, timed)
@@ -213,14 +207,14 @@ def _arms(stage: Stage, runs: Path, task: Task) -> Arms:
     """What is timed: an elastic model at each budget, or a specialist beside what it was cut of."""
     made = produce(stage, runs, task=task)
     if stage.has_gates:
-        model = _elastic(made).to(stage.device)
+        model = made.require_elastic().to(stage.device)
         reload = None if isinstance(model.model, Encoder) else _reloaded
         forms = stage.timing.forms
         if forms is None and task.words is not None and stage.form != "nested":
             forms = _OF_TEXTS
         return elastic_arms(model, stage.timed_at, forms=forms, reload=reload)
     assert stage.parent and stage.only
-    whole, specialist = _elastic(produce(stage.parent, runs, task=task)).plain(), made.model
+    whole, specialist = produce(stage.parent, runs, task=task).require_elastic().plain(), made.model
     return {("dense", 1.0): Timed(whole, whole), ("cut", stage.only): Timed(specialist, specialist)}
 
 
@@ -230,7 +224,7 @@ _OF_TEXTS = ("fused", "soft", "skip", "cut")
 def time_predictions_of(stage: Stage, runs: Path) -> list[dict[str, Any]]:
     """How much of the bare model's throughput predictions keep, at each budget of a text stage."""
     task = stage.build_task()
-    skipping = Skipping(_elastic(produce(stage, runs, task=task)))
+    skipping = Skipping(produce(stage, runs, task=task).require_elastic())
     return _traced(
         stage,
         [

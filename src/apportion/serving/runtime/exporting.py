@@ -49,8 +49,8 @@ def export(
     without saturating: "vnni" or "any"; this machine's, if none is named. The file is checked
     against the views of the checkpoint at every level before it takes its place.
     """
-    model = checkpoint.model
-    if not isinstance(model, Elastic) or model.form != "nested":
+    model = checkpoint.elastic
+    if model is None or model.form != "nested":
         raise ValueError("only a nested model has one set of weights for all levels; convert it")
     if checkpoint.words is None or checkpoint.words.settings is None or not checkpoint.classes:
         raise ValueError(
