@@ -248,7 +248,7 @@ def test_a_full_disk_is_one_sentence_and_exit_code_1(trained, capsys, tmp_path, 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("apportion.files.save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     words = ["cut", str(home / "checkpoint"), "-b", "0.5", "--out", str(tmp_path / "half")]
     code, _, err = run(capsys, *words)
     assert code == 1

@@ -291,7 +291,7 @@ def test_wrong_requests_are_refused(model, elastic):
         find_sites(model, block=50)
     with pytest.raises(ValueError, match="a call's form is one of"):
         elastic(torch.zeros(1, 4, dtype=torch.long), budget=0.5, form="harder")
-    with pytest.raises(ValueError, match="for a model with 4 heads"):
+    with pytest.raises(ValueError, match="4 heads were expected in layer"):
         cut(elastic.cut(0.5), elastic.allocation(0.5))
 
 

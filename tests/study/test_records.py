@@ -103,7 +103,7 @@ def test_whatever_scoring_and_repair_say_has_a_field_in_the_record(task, encoder
     said = set()
     for source in SOURCES.values():
         said |= set(source(model, task, 7, model, None).facts)
-    said |= set(repair(model.nested(), task.train, task.validation, rows=8)[1])
+    said |= set(repair(model.nested(), task.train, held_out=task.validation, rows=8)[1])
     assert {"passes", "rows", "repair_share"} <= said
     assert said - set(provenance) <= {field.name for field in fields(records.ScoresRecord)}
 
