@@ -88,7 +88,7 @@ def way(name: str, home: Path) -> dict[str, int]:
             "24",
         ],
         "convert": ["convert", "classifier", "--data", "texts", "--length", "24"],
-        "predict": ["predict", "runs/converted/model", "texts/test.csv", "-b", "0.5"],
+        "predict": ["predict", "runs/converted/checkpoint", "texts/test.csv", "-b", "0.5"],
         "reproduce": ["reproduce", "short", "--quick", "--jobs", "1", "--plan", str(PLAN)],
     }[name]
     command = [sys.executable, str(Path(__file__).resolve()), "--here", *words]

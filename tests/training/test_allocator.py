@@ -24,7 +24,7 @@ torch.manual_seed(0)
 torch.set_num_threads(1)
 task = Marked(length=12, values=4, distractors=2, train=128, validation=32, test=32).build()
 model = Encoder(EncoderConfig(task.vocabulary, task.length, layers=2, heads=4, hidden=16))
-print(weights_digest(fit(model, task, recipe("dense", epochs=2), seed=7).model))
+print(weights_digest(fit(model, task, recipe=recipe("dense", epochs=2), seed=7).model))
 print(keep_freed_memory.cache_info().misses, keep_freed_memory())
 """
 
