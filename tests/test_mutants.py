@@ -114,3 +114,13 @@ def test_the_list_is_printed_and_names_are_checked(hunt):
     assert code == 2 and "there is no mutant nobody" in shown
     code, shown = hunt(SEEN, SEEN, words=["--list"])
     assert code == 2 and "two are called 'no double'" in shown
+
+
+def test_every_listed_change_fits_the_code_and_names_tests_that_are_there(mutants):
+    home = TOOL.parents[1]
+    listed = mutants.read_mutants(home)
+    assert len(listed) > 80
+    for test in {test for mutant in listed for test in mutant.tests}:
+        file, _, name = test.partition("::")
+        text = (home / file).read_text(encoding="utf-8")
+        assert not name or f"def {name.partition('[')[0]}(" in text, test
