@@ -7,6 +7,7 @@ killed process leaves behind is removed by the next one that writes the same nam
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import os
 import platform
@@ -214,6 +215,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file."""
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            sha.update(chunk)
+    return sha.hexdigest()
 
 
 def first_line(error: BaseException) -> str:

@@ -47,7 +47,6 @@ from apportion.elastic.restoring import (
     WORDS,
     cut_as,
     restore,
-    sha256,
 )
 from apportion.elastic.restoring import read_manifest as _read_manifest
 from apportion.files import (
@@ -57,6 +56,7 @@ from apportion.files import (
     remove,
     resolved,
     save_tensors,
+    sha256,
 )
 from apportion.method.units import Allocation
 from apportion.models.configs import build, config_of

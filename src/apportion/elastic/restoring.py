@@ -6,7 +6,6 @@ checked; each part is checked before the next is built.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,7 +24,7 @@ from apportion.elastic.consistency import (
     is_whole,
 )
 from apportion.elastic.elastic import TRAINED_FORMS, Elastic, Form
-from apportion.files import Shape, read_json, read_shapes, read_tensors
+from apportion.files import Shape, read_json, read_shapes, read_tensors, sha256
 from apportion.method.units import KINDS, Allocation, Units, check_budget
 from apportion.models.configs import build
 from apportion.models.encoder import EncoderConfig
@@ -269,12 +268,3 @@ def _measured_at(notes: Mapping[str, Any]) -> list[float]:
         return [check_budget(point["budget"]) for point in notes["measured"]]
     except (KeyError, TypeError, ValueError):
         return []
-
-
-def sha256(path: Path) -> str:
-    """The hash of a file."""
-    sha = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            sha.update(chunk)
-    return sha.hexdigest()

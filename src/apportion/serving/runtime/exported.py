@@ -8,12 +8,11 @@ tokenizer.json, tokenizer_config.json   what turns texts into the graph's inputs
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from apportion.files import read_json
+from apportion.files import read_json, sha256
 
 FORMAT, VERSION = "apportion-export", 1
 MANIFEST = "apportion.json"
@@ -63,8 +62,4 @@ def check_files(facts: Mapping[str, Any], folder: Path) -> None:
 
 def facts_of_file(path: Path) -> dict[str, Any]:
     """Size and hash of a file."""
-    sha = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            sha.update(chunk)
-    return {"bytes": path.stat().st_size, "sha256": sha.hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
