@@ -141,6 +141,7 @@ def test_rows_that_the_model_may_have_seen_are_spoken_of(converted, capsys, tmp_
     assert code == 0 and "no test rows" in " ".join(err.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["marked", "text", "pretrained"])
 def test_train_takes_all_units(capsys, tmp_path, kind):
     sizes = "--length 12 --epochs 1 --budgeted-epochs 1"
@@ -268,6 +269,7 @@ def counted(monkeypatch) -> list[str]:
     return opened
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "train --model", "convert"])
 def test_a_command_reads_its_texts_once(capsys, tmp_path, monkeypatch, command):
     opened = counted(monkeypatch)
