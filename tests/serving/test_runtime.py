@@ -14,6 +14,7 @@ from architectures import SHAPES, ask, from_transformers
 from commands import run as command
 from pretrained import write_classifier
 from texts import CLUES, rows
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from apportion.elastic.checkpoint import Checkpoint, save
 from apportion.elastic.elastic import Elastic
@@ -105,6 +106,23 @@ def test_layers_that_a_level_empties_leave_their_bias():
         with torch.no_grad():
             wanted = ask(views, inputs, budget=level).numpy()
         np.testing.assert_allclose(run(model, inputs, level), wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("kinds", [ALL, ("heads",)], ids="+".join)
+@pytest.mark.parametrize("int8", [False, True])
+def test_blocks_of_another_size_are_exported(kinds, int8):
+    """Forty neurons a layer: 64, the usual block, does not divide them."""
+    shape = {**SHAPES["bert"], "intermediate_size": 40}
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", **shape))
+    block = 8 if "feedforward" in kinds else 64
+    elastic = Elastic(model.eval(), kinds, length=10, block=block).eval().nested()
+    inputs, views = given(elastic), Skipping(elastic)
+    scales = calibrate_scales(elastic, [inputs], (0.5, 1.0), bits=7) if int8 else None
+    graph = build_graph(elastic, (0.5, 1.0), scales=scales)
+    for level in (0.5, 1.0):
+        with torch.no_grad():
+            wanted = ask(views, inputs, budget=level).numpy()
+        np.testing.assert_allclose(run(graph, inputs, level), wanted, atol=0.05 if int8 else 2e-5)
 
 
 def test_weights_of_a_block_stand_once():

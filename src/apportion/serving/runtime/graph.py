@@ -98,7 +98,9 @@ class _Graph:
         self.first = self.constant(np.array([0], np.int64), "first")
         self.mask = main.add("Cast", "attention_mask", to=TensorProto.INT32)
         states = self.embeddings()
-        sites = find_sites(self.plain, block=self.model.block)
+        # Neurons that no budget switches off need not come in blocks.
+        block = self.model.block if "feedforward" in self.model.kinds else 1
+        sites = find_sites(self.plain, block=block)
         layers = len(sites) // 2
         for attention, feedforward in zip(sites[::2], sites[1::2], strict=True):
             # Only token 0 is read of the last layer: after its keys and values, the rest goes.

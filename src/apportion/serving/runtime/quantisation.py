@@ -57,7 +57,9 @@ def calibrate_scales(
     if not batches:
         raise ValueError("static scales need texts to be taken from")
     ranges: dict[str, tuple[float, float]] = {}
-    paths = [path for site in find_sites(model.model) for path in (site.inputs[0], site.output)]
+    paths = [
+        path for site in find_sites(model.model, block=1) for path in (site.inputs[0], site.output)
+    ]
     for level in levels:
         at_level = view(whole, model.allocation(level)).eval()
         for batch in batches:
