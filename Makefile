@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Idle threads wait without spinning, so that a busy neighbour does not slow every step.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-slow torture mutants quick check study docs clean
+.PHONY: help demo test test-slow torture mutants quick check checkpoints study docs clean
 
 help:
 	@echo "make demo    set up, train the marked-token model, print its table, write runs/demo/report.html"
@@ -15,6 +15,7 @@ help:
 	@echo "make quick   set up and re-run every table of the paper, reduced to minutes"
 	@echo "make check   set up, then lint, types and layers"
 	@echo "make mutants set up, break the code in one place after the other and see whether a test notices"
+	@echo "make checkpoints DATA=FOLDER  set up and train the first seed of each study's dense and nested model"
 	@echo "make study   set up and run what the committed records lack"
 	@echo "make docs    write the tables of README and docs anew from the records"
 	@echo "make clean   remove the virtual environment and the caches, not the runs"
@@ -46,6 +47,10 @@ check: $(VENV)/ready
 # Not part of a change's checks: it takes some minutes.
 mutants: $(VENV)/ready
 	$(BIN)/python tools/mutants.py
+
+DATA ?= data
+checkpoints: $(VENV)/ready
+	$(BIN)/python tools/checkpoints.py $(DATA)
 
 quick: $(VENV)/ready
 	$(BIN)/apportion reproduce --quick

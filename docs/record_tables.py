@@ -17,7 +17,15 @@ _START = (
     "`records.read` returns the lines as they are, and `records.record_of` makes one a value of "
     "its kind.\n\n"
     "Where a point was measured twice, the tables show the newest. A field that is marked with `?` "
-    "is missing where it has no meaning, and in records from before there was one.\n"
+    "is missing where it has no meaning, and in records from before there was one.\n\n"
+    "Where an experiment file says `answers = true`, what was said of each test row is kept beside "
+    "the records, in `STUDY/STAGE.npz`: `labels` [rows]; `forms` and `budgets` [points]; "
+    "`predicted`, `loss` and `confidence` [points, rows]; `rows`, the digest of the test rows, and "
+    "`measures`, as in the `stage` record. "
+    "[`study.answers`](../src/apportion/study/answers.py#L1) reads them. A stage whose answers are "
+    "missing is measured again, not trained again. Only answers to the same rows are compared: "
+    '`test_rows = "all"` measures every seed on the whole test file, and `test_rows` with a '
+    "`test_seed` on rows that are drawn once. `ece` and `agreement` come from the answers.\n"
 )
 _JSON = {
     str: "string",

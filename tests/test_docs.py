@@ -14,6 +14,7 @@ from typer.main import get_command
 from apportion.cli import app
 from apportion.cli.running import results_of
 from apportion.study import records
+from apportion.study.answers import read_answers
 from apportion.study.driver.local_driver import unfinished
 from apportion.study.experiment import current, read_experiment
 from apportion.study.paper import read_plan
@@ -34,7 +35,8 @@ STUDIES = [file for file in FILES if results_of(file).exists()]  # those that we
 @pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)
 def test_every_table_is_the_one_that_the_records_give(file):
     plan = read_experiment(file)
-    tables = study_tables(plan, current(plan, records.read(results_of(file))))
+    have = current(plan, records.read(results_of(file)))
+    tables = study_tables(plan, have, answers=read_answers(plan.stages, results_of(file)))
     pages = {page: page.read_text(encoding="utf-8") for page in PAGES}
     marked = [page for page, text in pages.items() if f"<!-- table: {plan.name}/" in text]
     assert marked, "no page shows this study"
@@ -48,6 +50,7 @@ def test_every_marked_table_is_of_a_study_that_exists():
         assert set(named) <= {"paper", *(read_experiment(file).name for file in STUDIES)}
 
 
+@pytest.mark.slow
 def test_the_reproduction_is_the_one_that_the_records_give():
     plan = read_plan(PLAN)
     reruns = plan_reruns(plan, Settings(), results=plan.folder / "results")
@@ -60,12 +63,25 @@ def test_the_reproduction_is_the_one_that_the_records_give():
         assert fill(text, "paper", made.tables) == text, "run `make docs`"
 
 
+# Studies of which some seeds are run, and what those have; their page says so.
+UNDER_WAY = {
+    "nested-ag-news.toml": (1, {"dense", "converted", "nested"}),
+    "nested-dbpedia14.toml": (1, {"dense", "converted", "nested"}),
+}
+
+
 def test_every_study_has_all_its_records():
     plan = read_plan(PLAN)
     assert {study.file for study in plan.studies} <= {file.name for file in STUDIES}
     for file in STUDIES:
         experiment = read_experiment(file)
-        assert unfinished(experiment, records.read(results_of(file))) == ([], []), file.name
+        results = results_of(file)
+        todo, timed = unfinished(experiment, records.read(results), results=results)
+        if file.name in UNDER_WAY:
+            seeds, methods = UNDER_WAY[file.name]
+            first = experiment.of_seeds(seeds).stages
+            todo = [stage for stage in todo if stage in first and stage.method in methods]
+        assert (todo, timed) == ([], []), file.name
 
 
 def test_links_to_the_code_lead_to_what_they_name():
@@ -111,18 +127,30 @@ def test_the_readmes_commands_take_the_options_that_it_gives_them():
         commands[name].make_context(name, words)  # parses them, and runs nothing
 
 
-def test_what_converting_costs_is_what_the_records_say():
+def lost_points(kind, method, budget, digits):
+    """What a budget costs on AG News and DBpedia14, on average over the seeds that were run."""
     costs = []
-    for study in ("elastic-ag-news", "elastic-dbpedia14"):
-        have = records.read(results_of(HOME / "experiments" / f"{study}.toml"))
+    for data in ("ag-news", "dbpedia14"):
+        have = records.read(results_of(HOME / "experiments" / f"{kind}-{data}.toml"))
         points = [r for r in have if r["kind"] == "point"]
         dense = {r["seed"]: r["accuracy"] for r in points if r["method"] == "dense"}
-        half = [r for r in points if r["method"] == "repaired-2" and r["budget"] == 0.5]
-        lost = [100 * (dense[r["seed"]] - r["accuracy"]) for r in half]
-        assert len(lost) == 3
-        costs.append(f"{statistics.mean(lost):.1f}")
-    says = "half the budget costs {} points on AG News and {} on DBpedia14".format(*costs)
-    assert says in README
+        asked = [r for r in points if (r["method"], r["budget"]) == (method, budget)]
+        lost = [100 * (dense[r["seed"]] - r["accuracy"]) for r in asked]
+        assert len(lost) == {"elastic": 3, "nested": 1}[kind]
+        costs.append(f"{statistics.mean(lost):.{digits}f}")
+    return costs
+
+
+def test_what_budgets_cost_is_what_the_records_say():
+    trained = lost_points("nested", "nested", 0.25, 2)
+    says = "a quarter of the budget costs {} points on AG News and {} on DBpedia14"
+    assert says.format(*trained) in README
+    now, before = (
+        lost_points("nested", "converted", 0.5, 2),
+        lost_points("elastic", "repaired-2", 0.5, 1),
+    )
+    says = "half of it costs {} and {}, where the earlier conversion cost {} and {}"
+    assert says.format(*now, *before) in README
 
 
 def test_the_readmes_commands_exist():

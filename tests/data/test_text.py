@@ -528,3 +528,11 @@ def test_real_texts_are_read_whole():
 def test_a_seed_below_zero_is_refused():
     with pytest.raises(ValueError, match="seed of the rows must be 0 or more, not -1"):
         Text("here", seed=-1)
+
+
+def test_pairs_of_texts_are_refused_unless_both_columns_are_named():
+    lines = ["label,text,text_pair\n", "a,one,two\n"]
+    with pytest.raises(ValueError, match=r"pairs of texts .* --text text --text text_pair"):
+        list(read_csv(lines, "train.csv", ("text",), "label"))
+    (row,) = read_csv(lines, "train.csv", ("text", "text_pair"), "label")
+    assert row.text == "one two"

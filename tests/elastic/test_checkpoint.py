@@ -240,6 +240,7 @@ save(checkpoint, folder)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moves", [0, 1])
 def test_a_kill_in_the_middle_of_a_save_loses_nothing(elastic, folder, moves):
     """Killed before anything is in place, and between the two moves that put it there."""
@@ -299,6 +300,7 @@ while saves < 3:
 """
 
 
+@pytest.mark.slow
 def test_two_savers_never_harm_each_other(elastic, folder):
     """One of them is refused, in one sentence; what is there is whole at any moment."""
     command = [sys.executable, "-c", SAVES, str(folder)]

@@ -185,6 +185,7 @@ def test_tensors_that_are_none_are_one_sentence(folder, name):
         (lambda n: n.update(data=5), "'data' is not text"),
         (lambda n: n.update(seed="x"), "'seed' is not a whole number"),
         (lambda n: n.update(cut=5), "'cut' is not a table"),
+        (lambda n: n.update(unlabelled={"rows": 5}), "'unlabelled' is not a table of source"),
     ],
 )
 def test_notes_that_can_not_be_so_are_named(folder, edit, says):

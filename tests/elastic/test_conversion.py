@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from apportion.elastic.elastic import Elastic
 from apportion.models.hub import load_model
 from apportion.study.experiment import parse_experiment, read_experiment
 from apportion.study.records import read
+from apportion.training.course import steps
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -180,7 +180,7 @@ def test_units_that_there_are_not_are_refused(capsys, words, says, tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ('score = "uniform"\nnested = true|score = "uniform"\nrepair = true', "needs nested"),
+        ('score = "uniform"\nnested = true|score = "uniform"\nrepair = true', "need nested"),
         ('recipe = "nested"|recipe = "nested"\nrepair = true', "nested and repair are of scores"),
         ('score = "uniform"|given = true', "a model as given"),
         ('recipe = "dense"|recipe = "dense"\nhidden = 1.0', "no teacher to learn that from"),
@@ -206,44 +206,48 @@ def written_files(monkeypatch) -> list[str]:
 
 
 def test_the_readmes_command_trains_by_the_recipe_of_the_study(capsys, tmp_path, monkeypatch):
-    """Stage by stage and number by number: `train --model minilm --units all` and its table."""
-    study = read_experiment(EXPERIMENTS / "elastic-ag-news.toml")
+    """Stage by stage and number by number: `train --model minilm` and its table.
+
+    Few rows are gone through more often; with as many as the study has, so often as there.
+    """
+    study = read_experiment(EXPERIMENTS / "nested-ag-news.toml")
     written = written_files(monkeypatch)
     words = ["train", "--data", str(folder(tmp_path / "texts")), "--model", "minilm"]
-    code, _, _ = run(capsys, *words, "--units", "all")
+    code, _, _ = run(capsys, *words)
     assert code == 0
     command = parse_experiment(*written)
-    assert command.budgets == study.budgets and command.model == study.model
+    assert command.model == study.model and set(study.budgets) <= set(command.budgets)
     assert [stage.method for stage in command.stages] == ["dense", "repaired", "nested"]
+    names = {"repaired": "converted"}
+    often = dict(zip(("dense", "nested"), steps("pretrained", 2000, unlabelled=8000), strict=True))
     for stage in command.stages:
-        theirs = study.stages_of(stage.method)[0]
-        assert stage.recipe == theirs.recipe
+        theirs = study.stages_of(names.get(stage.method, stage.method))[0]
         if stage.recipe:
-            assert stage.recipe.to_dict() == theirs.recipe.to_dict()
+            changes = {
+                name: often[stage.method][name]
+                for name in ("epochs", "views")[: 2 if stage.teacher else 1]
+            }
+            assert stage.recipe.with_changes(**changes) == theirs.recipe
         for name in (
-            "budgets",
             "score",
             "baseline",
             "given",
             "only",
-            "latency",
             "keep",
             "kinds",
             "nested",
+            "search",
             "repair",
-            "sweep",
         ):
             assert getattr(stage, name) == getattr(theirs, name), (stage.method, name)
-        assert replace(stage.timing, forms=None) == replace(theirs.timing, forms=None)
-        assert set(stage.timing.forms) - set(theirs.timing.forms) <= {"fused"}
         for source in ("parent", "teacher"):
             mine, its = getattr(stage, source), getattr(theirs, source)
-            assert (mine and mine.method) == (its and its.method)
+            assert (mine and names.get(mine.method, mine.method)) == (its and its.method)
         assert stage.task.length == theirs.task.length
 
 
 @pytest.mark.parametrize(
-    ("given", "epochs"), [([], (3, 2)), (["--epochs", "5", "--budgeted-epochs", "4"], (5, 4))]
+    ("given", "epochs"), [([], (10, 20)), (["--epochs", "5", "--budgeted-epochs", "4"], (5, 4))]
 )
 def test_epochs_that_are_given_take_the_place_of_the_recipes(
     capsys, tmp_path, monkeypatch, given, epochs

@@ -61,16 +61,32 @@ def test_plain_texts_with_labels_and_a_tokenizer_are_enough(converted, bert):
     assert model.cut(0.5)(**inputs).logits.shape == (len(TEXTS), 3)
 
 
-def test_labels_are_names_or_numbers_of_the_models_classes(converted, bert):
+def test_labels_are_names_or_numbers_of_the_models_classes(bert):
     numbers = [list(CLUES).index(label) for label in LABELS]
 
     def scores(labels):
         words = Tokenizer.of(tokenizer(), 20)
-        made = apportion.convert(bert, TEXTS, labels=labels, tokenizer=words, repaired=False)
+        made = apportion.convert(
+            bert,
+            TEXTS,
+            labels=labels,
+            tokenizer=words,
+            score="squared-gradient",
+            repaired=False,
+        )
         return made.facts["scores"]
 
-    assert scores(numbers) == converted.facts["scores"]
-    assert scores([(number + 1) % 3 for number in numbers]) != converted.facts["scores"]
+    assert scores(numbers) == scores(LABELS)
+    assert scores([(number + 1) % 3 for number in numbers]) != scores(LABELS)
+
+
+def test_texts_alone_are_enough(converted, bert):
+    """Labels decide nothing: neither the order, nor the repair, nor what is vouched for."""
+    made = apportion.convert(bert, TEXTS, tokenizer=tokenizer(), length=20)
+    assert same(made.model, converted.model)
+    assert made.facts["vouched"]["rows"] == converted.facts["vouched"]["rows"] == 10
+    with pytest.raises(ValueError, match="'squared-gradient' is of the labels' loss"):
+        apportion.convert(bert, TEXTS, tokenizer=tokenizer(), score="squared-gradient")
 
 
 def test_the_tokenizer_that_is_given_is_left_alone(bert):
@@ -83,11 +99,7 @@ def test_the_tokenizer_that_is_given_is_left_alone(bert):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"tokenizer": tokenizer()}, "48 texts need as many labels: .*, not none"),
-        (
-            {"tokenizer": tokenizer(), "labels": LABELS[:5]},
-            "need as many labels: .* not 5",
-        ),
+        ({"tokenizer": tokenizer(), "labels": LABELS[:5]}, "48 texts have as many .* not 5"),
         ({"labels": LABELS}, "need the model's tokenizer"),
         ({"labels": LABELS, "tokenizer": str}, "a fast tokenizer of Transformers is needed"),
         ({"labels": ["rain"] * 48, "tokenizer": tokenizer()}, "'rain' is none of the model's"),
@@ -107,7 +119,8 @@ def test_a_split_holds_out_as_many_rows_as_asked_for(encoder, task):
     apart = apportion.convert(
         encoder, task.train.take(order[:48]), held_out=task.train.take(order[48:])
     )
-    assert same(whole.model, apart.model) and whole.facts["repair_held_out"] == 16
+    assert same(whole.model, apart.model)
+    assert whole.facts["repair_held_out"] == 6 and whole.facts["vouched"]["rows"] == 10
     with pytest.raises(ValueError, match="held_out is 1 to 63 of the rows, not 64"):
         apportion.convert(encoder, task.train, held_out=64)
 
@@ -142,7 +155,8 @@ def test_progress_names_its_work(encoder, task):
     told: list[tuple[str, int, int]] = []
     apportion.convert(encoder, task, progress=lambda *tick: told.append(tick))
     last = {what: (done, of) for what, done, of in told}
-    assert set(last) == {"scoring", "repair"} and last["scoring"] == (64, 64)
+    assert set(last) == {"scoring", "search", "repair"}
+    assert last["scoring"] == (6, 6) and last["search"] == (48, 48)
 
 
 def test_a_model_in_training_is_scored_and_returned_without_dropout(task):

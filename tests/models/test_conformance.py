@@ -27,7 +27,16 @@ MODELS = OURS | {
 KINDS = [("heads",), ("heads", "feedforward")]
 
 
-@pytest.fixture(params=MODELS, ids=" ".join)
+# Relatives of BERT share its layers: their second kernel is tried where there is time.
+_SLOW = {(name, "eager") for name in ("electra", "roberta", "xlm-roberta", "distilbert")}
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(key, marks=[pytest.mark.slow] if key in _SLOW else [], id=" ".join(key))
+        for key in MODELS
+    ]
+)
 def model(request):
     return MODELS[request.param]().eval()
 

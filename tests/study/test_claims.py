@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from apportion.study.answers import Answers, Said
 from apportion.study.claims import Claim
 from apportion.study.paper import PaperTable
 from apportion.study.report.claim_tables import (
@@ -307,3 +309,53 @@ def test_cutting_and_skipping_have_the_accuracy_of_the_hard_mask():
     assert points_at(HAVE, "ours", "skip", 0.5) == points_at(HAVE, "ours", "cut", 0.5) == HAVE[:3]
     assert beside([89.5, 90.5], "87.6 ± 1.2") == "+2.40"
     assert beside([], "87.6") == beside([1.0], "not printed") == "–"
+
+
+def answered(method, right, rows="the rows", form="hard", budget=0.5):
+    """The answers of three seeds to a thousand rows each, with so many right, and their points."""
+    answers = {}
+    for seed, count in enumerate(right):
+        predicted = (np.arange(1000) < count).astype(np.uint8)
+        half = np.full(1000, 0.5, np.float16)
+        said = {(form, budget): Said(predicted, half, half)}
+        answers[f"{method}-{seed}"] = Answers("m", rows, np.ones(1000, np.uint8), said)
+    return points(method, [count / 1000 for count in right], form, budget), answers
+
+
+def test_where_rows_are_known_all_of_the_interval_has_to_lie_within_a_claim():
+    """20 of 1,000 rows are ours alone, in each seed: 2 points, 1.2 to 2.9 of them."""
+    ours, kept = answered("ours", [920, 921, 919])
+    dense, kept_too = answered("dense", [900, 901, 899], form="dense", budget=1.0)
+    have, answers = [*ours, *dense], {**kept, **kept_too}
+    claim = replace(OVER_DENSE, at_least=1.0)
+    verdict = judge(claim, Asked(), have, answers=answers)
+    low, high = map(float, verdict.interval.split(" to "))
+    assert 1.0 < low < 1.4 and 2.6 < high < 3.1
+    assert (verdict.verdict, verdict.test) == (HOLDS, "better")
+    assert "by seed +2.00, +2.00, +2.00 (n = 3)" in verdict.here
+
+    def with_rows(**changes):
+        return judge(replace(claim, **changes), Asked(), have, answers=answers).verdict
+
+    assert with_rows(at_least=1.9) == FAILS and verdict_of(claim, have, at_least=1.9) == HOLDS
+    assert with_rows(at_least=low) == HOLDS and with_rows(at_least=low + 0.01) == FAILS
+    assert with_rows(at_most=high) == HOLDS and with_rows(at_most=high - 0.01) == FAILS
+    assert with_rows(every_above=2.0) == FAILS
+    part = {stage: one for stage, one in answers.items() if stage != "dense-1"}
+    assert judge(claim, Asked(), have, answers=part) == judge(claim, Asked(), have)
+    alone = Claim("x", "–", method="ours", budget=0.5, at_least=91.9)
+    assert judge(alone, Asked(), have, answers=answers) == judge(alone, Asked(), have)
+    _, others = answered("dense", [900, 901, 899], rows="others", form="dense", budget=1.0)
+    with pytest.raises(ValueError, match="different test rows"):
+        judge(claim, Asked(), have, answers={**kept, **others})
+
+
+def test_goals_say_how_they_were_judged_by_rows():
+    ours, kept = answered("ours", [899, 901, 902])
+    dense, kept_too = answered("dense", [900, 901, 899], form="dense", budget=1.0)
+    have, answers = [*ours, *dense], {**kept, **kept_too}
+    asked = SimpleNamespace(claims=(OVER_DENSE,), stages_of=Asked().stages_of)
+    table = goal_table(asked, have, answers=answers)
+    assert table.rows[0][-2:] == ("at least as good", "no")
+    assert "a word stands in place of the test" in table.note
+    assert "a word stands" not in goal_table(asked, have).note

@@ -162,6 +162,7 @@ def test_warm_starts_are_shared(ran):
     assert len(parents) == 2
 
 
+@pytest.mark.slow
 def test_one_job_and_two_give_the_same_weights(ran, tmp_path):
     home, plan, _, _ = ran
     driver.run(plan, tmp_path / "runs", results=tmp_path / "small.jsonl", watcher=Quiet())
@@ -188,6 +189,7 @@ def test_a_goal_is_not_met_by_part_of_the_runs(ran):
     assert reached == ("budgeted was measured in 1 of 2 runs", "–", "–", "not yet")
 
 
+@pytest.mark.slow
 def test_a_stage_that_fails_ends_the_run_and_is_named(tmp_path):
     """The other stage is ended too: nobody waits for it."""
     failing = SMALL.replace("epochs = 2\ngrid = true", "epochs = 2000\nlr = 1e30\nwarmup = 0.0", 1)
@@ -200,6 +202,7 @@ def test_a_stage_that_fails_ends_the_run_and_is_named(tmp_path):
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_ends_the_run_and_leaves_nobody_behind(tmp_path):
     class Killing(Quiet):
         def ticked(self, stage, tick):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from commands import run
-from texts import folder
+from texts import folder, rows, write
 
+from apportion.study import records
 from apportion.study.experiment import parse_experiment
 from apportion.study.presets import Preset
 
@@ -22,8 +23,8 @@ KEYS = {
     },
     "train --units all": {
         "dense": "b2915eb6a295",
-        "repaired": "333ed220d34d",
-        "nested": "4e9050ac53ad",
+        "repaired": "b3d74e9385ca",
+        "nested": "e6e949203280",
     },
     f"train {SIZES}": {
         "dense": "d20692d45f6c",
@@ -37,27 +38,27 @@ KEYS = {
     },
     "train --data TEXTS --units all --length 20 --rows 50 --held-out 9": {
         "dense": "bd872ad5e322",
-        "repaired": "9f7b86bece88",
-        "nested": "edc081d03838",
+        "repaired": "055a0b764cc2",
+        "nested": "ebe84e31c073",
     },
-    "train --data TEXTS --model minilm": {
-        "dense": "267b899d0edb",
-        "gradient": "50a977ed1e26",
-        "budgeted": "05b227d3ae71",
-        "adapted": "ac09773f8e69",
+    "train --data TEXTS --model minilm --units heads": {
+        "dense": "629bffa1feb2",
+        "gradient": "3669f4ff4b57",
+        "budgeted": "f2b8cc2bd15b",
+        "adapted": "6ceb022c7c50",
     },
     "train --data TEXTS --model minilm --units all --epochs 1": {
-        "dense": "f311c14b99f0",
-        "repaired": "ff10b080e025",
-        "nested": "543dc8d77596",
+        "dense": "ce8084bf8f01",
+        "repaired": "c77a2984b886",
+        "nested": "38b78760e2a3",
     },
     "convert minilm --data TEXTS": {
         "dense": "b47473cddbcc",
-        "converted": "7cd562db896a",
+        "converted": "1c55629b9be4",
     },
     "convert minilm --data TEXTS --units heads --rows 40 --held-out 8 --length 20 --data-seed 4": {
         "dense": "b9a2445729ec",
-        "converted": "12fbf7260fa6",
+        "converted": "c954a1a7c350",
     },
 }
 # What is measured on them: by all at the sweep's budgets, or by those that do without it.
@@ -110,14 +111,108 @@ def test_the_file_says_who_wrote_it_and_why_its_stages_are_as_they_are(preset_of
         "# of its rows: other rows are not taken"
     )
     repaired, nested = (lines.index(f'method = "{name}"') for name in ("repaired", "nested"))
-    assert lines[repaired - 1].startswith("# Heads and feed-forward blocks in one order")
-    assert lines[nested - 1].endswith("(experiments/elastic-ag-news.toml).")
+    assert lines[repaired - 2].startswith("# Heads and feed-forward blocks in one order")
+    assert lines[nested - 1].endswith("(experiments/nested-ag-news.toml).")
 
 
 def test_a_folder_may_have_any_name(preset_of):
     preset = preset_of("convert minilm --data TEXTS", home='new "texts" # of ü\\2')
     plan = parse_experiment(preset.to_toml())
     assert plan.title == 'new "texts" # of ü\\2' and plan == preset.experiment()
+
+
+ALL = "train --data TEXTS --units all --rows 60 --held-out 9"
+TAKEN = ("unlabelled", "unlabelled_from", "unlabelled_digest")
+
+
+def taken(preset: Preset) -> list[object]:
+    return [preset.tables["task"].get(name) for name in TAKEN]
+
+
+def test_a_folder_with_texts_without_labels_gives_them_to_all_units(preset_of, tmp_path):
+    keys = {stage.key for stage in preset_of(ALL).experiment().stages}
+    write(tmp_path / "texts" / "unlabelled.csv", [(text,) for _, text in rows(20, 9000)], ("text",))
+    preset = preset_of(ALL)
+    most, source, digest = taken(preset)
+    assert (most, source) == (8000, "file") and len(digest) == 16
+    plan = preset.experiment()
+    assert plan.task.build().facts["unlabelled"]["rows"] == 20
+    assert parse_experiment(preset.to_toml()) == plan
+    assert "unlabelled = 8000 # rows at most; their labels are not read" in preset.to_toml()
+    assert not keys & {stage.key for stage in plan.stages}
+    assert taken(preset_of(f"{ALL} --unlabelled-rows 7"))[0] == 7
+    for without in (f"{ALL} --unlabelled-rows 0", "train --data TEXTS"):
+        assert taken(preset_of(without)) == [None] * 3
+    assert {s.key for s in preset_of(f"{ALL} --unlabelled-rows 0").experiment().stages} == keys
+
+
+def test_texts_without_labels_may_be_a_file_or_the_rows_that_are_left(preset_of, tmp_path):
+    (tmp_path / "more.txt").write_text("one\ntwo\n")
+    preset = preset_of(f"{ALL} --unlabelled {tmp_path / 'more.txt'}")
+    assert taken(preset)[:2] == [8000, str(tmp_path / "more.txt")]
+    assert sorted(preset.experiment().task.build().unlabelled.texts) == ["one", "two"]
+    preset = preset_of(f"{ALL} --unlabelled train")
+    assert taken(preset) == [8000, "train", None]  # the digest of all rows says what they are
+    assert len(preset.experiment().task.build().unlabelled) == 120 - 60 - 9
+
+
+WRONG_TEXTS = {
+    "--unlabelled HOME/none.csv": "there is no file HOME/none.csv of unlabelled texts",
+    "--unlabelled HOME": "HOME is a folder; give a file of unlabelled texts",
+    "--unlabelled HOME/column.csv": "column.csv, line 1: there is no column 'text'",
+    "--unlabelled HOME/empty.csv": "empty.csv is empty",
+    "--unlabelled HOME/blank.txt": "blank.txt has no rows",
+    "--unlabelled HOME/latin.txt": "latin.txt, line 2: not UTF-8",
+    "--unlabelled HOME/texts/test.csv": "test.csv: no text is left",
+    "--unlabelled train": "train.csv: all rows are drawn",
+    "--unlabelled-rows 5": "has no unlabelled.csv to take 5 texts from",
+    "--unlabelled HOME/fine.txt --unlabelled-rows 1": "at least 2 rows, not 1",
+    "--unlabelled HOME/fine.txt --units heads": "--unlabelled needs --units all",
+    "--unlabelled=": "--unlabelled is empty",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_TEXTS)
+def test_bad_texts_without_labels_are_one_sentence_before_any_training(capsys, tmp_path, wrong):
+    folder(tmp_path / "texts")
+    (tmp_path / "column.csv").write_text("body\nhello\n")
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "blank.txt").write_text("\n \n")
+    (tmp_path / "latin.txt").write_bytes(b"fine\ncaf\xe9\n")
+    (tmp_path / "fine.txt").write_text("one\ntwo\n")
+    words = f"train --data HOME/texts --units all --out HOME/made {wrong}".split()
+    code, out, err = run(capsys, *(word.replace("HOME", str(tmp_path)) for word in words))
+    assert (code, out) == (2, "") and not (tmp_path / "made").exists()
+    assert WRONG_TEXTS[wrong].replace("HOME", str(tmp_path)) in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_texts_without_labels_need_a_task(capsys, tmp_path):
+    code, _, err = run(capsys, "train", "--units", "all", "--unlabelled", "x.txt")
+    assert code == 2 and "say where that is with --data" in err
+
+
+def test_what_was_taken_is_said_before_training_and_in_the_card(capsys, tmp_path):
+    home, made = folder(tmp_path / "texts"), tmp_path / "made"
+    free = rows(20, 9000)
+    write(home / "unlabelled.csv", [*free, free[3], rows(30, 5000)[0]])
+    sizes = "--layers 1 --heads 2 --hidden 8 --feedforward 8 --epochs 1 --budgeted-epochs 1"
+    words = f"train --data {home} --units all --length 8 --rows 30 {sizes} --out {made}"
+    code, _, err = run(capsys, *words.split())
+    assert code == 0, err
+    says = (
+        "texts without labels: 20 of unlabelled.csv; it has labels, which are not read; "
+        "left out: 1 in validation or test, 1 copies of others"
+    )
+    assert " ".join(err.split()).count(says) == 1
+    (card,) = (made / "checkpoint").rglob("README.md")
+    assert says in card.read_text()
+    _, out, _ = run(capsys, "inspect", str(made / "checkpoint"))
+    assert says in out
+    code, _, err = run(capsys, "sweep", str(made / "checkpoint"), "-b", "0.5")
+    assert code == 0, err
+    (stage, *_) = [r for r in records.read(made / "results" / "experiment.jsonl") if "facts" in r]
+    assert stage["facts"]["unlabelled"]["rows"] == 20
 
 
 @pytest.mark.parametrize("wrong", ["--length 0", "--epochs 0", "--rows 0", "--held-out 0"])

@@ -268,10 +268,11 @@ def test_the_squared_gradient_is_taken_row_by_row(study, home):
     assert torch.allclose(torch.tensor(record["scores"]), expected, rtol=1e-3, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_train_starts_from_a_pretrained_folder(home, tmp_path, capsys):
     words = (
         f"train --data {home / 'texts'} --model {home / 'encoder'} --out {tmp_path / 'out'} "
-        "--rows 24 --held-out 12 --length 20 --epochs 1 --budgeted-epochs 1 --json"
+        "--units heads --rows 24 --held-out 12 --length 20 --epochs 1 --budgeted-epochs 1 --json"
     )
     code, out, _ = run(capsys, *words.split())
     assert code == 0

@@ -232,6 +232,7 @@ def reproduce(capsys, plan_file, out, *words):
     return run(capsys, *given)
 
 
+@pytest.mark.slow
 def test_a_quick_run_needs_nothing_and_marks_every_output(plan_file, tmp_path, capsys):
     code, out, err = reproduce(capsys, plan_file, tmp_path, "--quick")
     assert code == 0, err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from studies import STUDY
 
 from apportion.data.marked import Marked
 from apportion.study.experiment import parse_experiment
@@ -141,7 +142,11 @@ def test_a_nested_model_is_not_timed_with_soft_gates():
         ("keep = 1", "each = [0.5]", "'scored' has a score: it needs 'from', and no more"),
         ("keep = 1", "warmup = 0.0", "'scored' has a score: it needs 'from', and no more"),
         ("keep = 1", "budgets = [0.5, 1.0]", "'scored' has a score: it needs 'from', and no more"),
-        ("keep = 1", "repair = true", "'scored' has repair, which needs nested = true and no keep"),
+        (
+            "keep = 1",
+            "repair = true",
+            "'scored' has search or repair, which need nested = true and no keep",
+        ),
         ('"squared-gradient"', '"learned"', "'learned', and no other, needs a teacher with gates"),
         ("keep = 1", 'teacher = "words"', "'scored' refers to 'words', a baseline without a model"),
         ("floor = 2", "nested = true", "'nested' has a recipe.* nested and repair are of scores"),
@@ -163,3 +168,15 @@ def test_what_is_switched_off_may_be_said_of_every_kind():
     assert [stage.key for stage in parse_experiment(said).stages] == [
         stage.key for stage in stages().values()
     ]
+
+
+def test_a_stage_may_be_of_the_first_seeds_alone_and_so_may_a_run():
+    text = STUDY.replace("optimisation = [7]", "optimisation = [7, 8, 9]")
+    nested = 'method = "nested"\n'
+    plan = parse_experiment(text.replace(nested, f"{nested}seeds = 2\n", 1))
+    seeds = [[stage.seed for stage in plan.stages_of(method)] for method in ("order", "nested")]
+    assert seeds == [[7, 8, 9], [7, 8]]
+    assert {stage.seed for stage in plan.of_seeds(1).stages} == {7}
+    assert plan.of_seeds(None) == plan
+    with pytest.raises(ValueError, match="'nested' is of the first 4 seeds; there are 3"):
+        parse_experiment(text.replace(nested, f"{nested}seeds = 4\n", 1))

@@ -350,3 +350,51 @@ def test_training_on_texts_goes_on_to_the_same_weights(tmp_path, task):
         assert torch.equal(one, other)
     with pytest.raises(ValueError, match="drops words, and task 'marked' has none"):
         fit(new_encoder(task, shape, 3), task, recipe=recipe, seed=3)
+
+
+@pytest.mark.parametrize("asked", ['test_rows = "all"', "test_rows = 21\ntest_seed = 3"])
+def test_every_seed_is_measured_on_the_same_test_rows_in_the_same_order(tmp_path, asked):
+    data = folder(tmp_path / "data")
+    stages = parse_experiment(f"{asked}\n{STUDY}", data).stages_of("dense")
+    plain = parse_experiment(STUDY, data).stages_of("dense")
+    tasks = [stage.build_task() for stage in stages]
+    measured = [stage.measured_on(task) for stage, task in zip(stages, tasks, strict=True)]
+    assert tasks[0].test.texts != tasks[1].test.texts  # each drew its own
+    assert measured[0].test.texts == measured[1].test.texts
+    whole = Text(str(data), length=20).build().test
+    assert len(measured[0].test) == (21 if "21" in asked else len(whole))
+    assert set(measured[0].test.texts) <= set(whole.texts)
+    for task, wider in zip(tasks, measured, strict=True):
+        assert wider.train.digest() == task.train.digest()
+        assert wider.facts["splits"]["train"] == task.facts["splits"]["train"]
+        assert wider.facts["splits"]["test"]["rows"] == len(wider.test)
+    assert [stage.key for stage in stages] == [stage.key for stage in plain]  # none trains again
+    assert not {stage.measures for stage in stages} & {stage.measures for stage in plain}
+
+
+def test_all_test_rows_are_never_training_rows(tmp_path):
+    data = folder(tmp_path / "data")
+    (data / "test.csv").unlink()
+    stage = parse_experiment('test_rows = "all"\n' + STUDY, data).stages_of("dense")[0]
+    with pytest.raises(ValueError, match="a test file of its own"):
+        stage.measured_on(stage.build_task())
+
+
+def test_a_test_seed_is_part_of_what_is_measured():
+    asked = ["test_rows = 30", "test_rows = 30\ntest_seed = 0", "test_rows = 30\ntest_seed = 1"]
+    found = [parse_experiment(f"{keys}\n{STUDY}").stages[0].measures for keys in asked]
+    assert len(set(found)) == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ('test_rows = "some"', "two or more texts, or \"all\", not 'some'"),
+        ("test_seed = 1", "does not say how many"),
+        ('test_rows = "all"\ntest_seed = 1', "draws a number of test_rows, not all by seed 1"),
+        ("test_rows = 30\nanswers = true", "answers needs the same test rows for all data seeds"),
+    ],
+)
+def test_test_rows_that_mean_nothing_are_refused(asked, says):
+    with pytest.raises(ValueError, match=says):
+        parse_experiment(f"{asked}\n{STUDY}")

@@ -43,7 +43,7 @@ def test_the_function_ends_with_the_weights_of_the_command(tmp_path, kind):
     )
     assert weights_digest(trained.model) == weights_digest(theirs)
     assert weights_digest(model) == before, "the given model is left alone"
-    assert {tick.recipe for tick in ticks} == {"dense", "scoring", "repair", "nested"}
+    assert {tick.recipe for tick in ticks} == {"dense", "scoring", "search", "repair", "nested"}
 
 
 def test_a_fine_tuned_model_is_its_own_teacher():

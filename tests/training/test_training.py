@@ -330,11 +330,12 @@ def test_a_recipe_survives_json():
 
 
 @pytest.mark.slow
-def test_the_same_call_runs_on_two_processes(task, encoder, tmp_path):
+@pytest.mark.parametrize("kind", ["budgeted", "nested"])
+def test_the_same_call_runs_on_two_processes(tmp_path, kind):
     """Two processes share each batch, so they end where one process ends, to float precision."""
     script = Path(__file__).parents[1] / "support" / "short_training.py"
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command = [*launch, str(script), str(tmp_path)]
+    command = [*launch, str(script), str(tmp_path), kind]
     for _ in range(3):  # the port that the launcher found free may be taken a moment later
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
@@ -343,10 +344,11 @@ def test_the_same_call_runs_on_two_processes(task, encoder, tmp_path):
     facts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert [f["processes"] for f in facts] == [2, 2]
     assert facts[0]["weights"] == facts[1]["weights"]
-    one = json.loads((tmp_path / "0.json").read_text())["gates"]
-    alone = train()
+    alone = train(kind)
     assert alone.processes == 1
-    assert torch.allclose(torch.tensor(one), alone.model.gates.a, atol=1e-4)
+    assert torch.allclose(torch.tensor(facts[0]["gates"]), alone.model.gates.a, atol=1e-4)
+    readout = alone.model.model.classifier.weight
+    assert torch.allclose(torch.tensor(facts[0]["readout"]), readout, atol=1e-4)
 
 
 @pytest.fixture

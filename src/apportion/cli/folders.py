@@ -34,7 +34,7 @@ def inspect(
     checkpoint: Folder, budget: Budgets = None, floor: Floor = None, as_json: AsJson = False
 ) -> None:
     """Show what a checkpoint holds, and which units it keeps at each budget."""
-    from apportion.elastic.card import in_words
+    from apportion.elastic.card import in_words, unlabelled_in_words
     from apportion.elastic.checkpoint import load
     from apportion.elastic.description import describe
     from apportion.elastic.elastic import plain_of
@@ -60,6 +60,8 @@ def inspect(
     nested = facts.get("form") == "nested"
     if loaded.elastic is not None:
         typer.echo(in_words(loaded.elastic))
+    if loaded.notes.get("unlabelled"):
+        typer.echo(unlabelled_in_words(loaded.notes["unlabelled"]))
     if nested:
         typer.echo("units: one order for all budgets; each layer keeps the first of its units")
     table = Table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import typer
 from apportion.cli.main import err
 from apportion.data.task import SPLITS, Task
 from apportion.data.text import Text
+from apportion.elastic.card import unlabelled_in_words
+from apportion.elastic.vouching import FEWEST
 from apportion.files import holding, write_text
 from apportion.method.units import UNITS
 from apportion.study import records
@@ -30,7 +33,7 @@ def make(preset: Preset, into: Path, as_json: bool) -> None:
     with holding(into):
         write_text(file, preset.to_toml())
         have = run_plan(plan, into / "stages", results_of(file), jobs=1)
-        made = deliver(plan, have, into).notes["training"]
+        made = deliver(plan, have, into, agreement=preset.agreement).notes["training"]
     show([budget_table(plan, have)], as_json)
     if "repair_rows" in made:
         err.print(
@@ -38,8 +41,26 @@ def make(preset: Preset, into: Path, as_json: bool) -> None:
             f"out, {made['repair_share']:.0%} of the fit taken",
             highlight=False,
         )
+    if "vouched" in made:
+        err.print(vouched_in_words(made["vouched"]), highlight=False)
     places = f"checkpoint: {into / 'checkpoint'}\nreport:     {into / 'report.html'}"
     err.print(places, highlight=False)
+
+
+def vouched_in_words(told: Mapping[str, Any]) -> str:
+    """From which budget on a converted model answers as the whole one, and on what evidence."""
+    if "agreement" not in told:
+        return (
+            f"range:      not vouched for: {told['rows']:,} texts were left for it, and {FEWEST} "
+            "are needed"
+        )
+    bottom = told.get("from", 1.0)
+    share, bound = told["agreement"].get(f"{bottom:g}", (1.0, 1.0))
+    return (
+        f"range:      budgets from {bottom:g}, which answers as the whole model on {share:.1%} of "
+        f"{told['rows']:,} other texts (at least {bound:.1%}, 95 % confidence; "
+        f"{told['asked']:.0%} was asked for)"
+    )
 
 
 def check_units(units: str) -> str:
@@ -58,7 +79,7 @@ def run_plan(plan: Experiment, runs: Path, results: Path, jobs: int) -> list[dic
     """Runs what has no records yet, with bars; all records."""
     with holding(runs, results):
         have = records.read(results)
-        unfinished = driver.unfinished(plan, have)
+        unfinished = driver.unfinished(plan, have, results=results)
         # What the plan keeps at an older version is not what another stage has to make anew.
         kept = {stage.key for stage in plan.stages}
         older = [record for record in have if record.get("stage") not in kept]
@@ -85,3 +106,5 @@ def _show_data(task: Task) -> None:
         f"also in training: {shared}; twice in training: {splits['train']['duplicates']:,}",
         highlight=False,
     )
+    if "unlabelled" in task.facts:
+        err.print(unlabelled_in_words(task.facts["unlabelled"]), highlight=False)

@@ -25,6 +25,14 @@ def run(
         typer.Option("--model", help="Folder of its pretrained model, if not where the file says."),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Stages to run side by side, one process each.")] = 1,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            help="Stages of the first so many seeds alone; the rest can follow later. "
+            "\\[default: all]",
+            min=1,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment file: train what has no records yet, measure, append to its records.
@@ -33,14 +41,16 @@ def run(
     again; a killed run goes on where it was.
     """
     from apportion.cli.running import results_of, run_plan
+    from apportion.study.answers import read_answers
     from apportion.study.experiment import read_experiment
     from apportion.study.report.budget_tables import budget_table
     from apportion.study.report.claim_tables import goal_table
     from apportion.study.report.terminal import show
 
-    plan = read_experiment(file, data, weights)
+    plan = read_experiment(file, data, weights).of_seeds(seeds)
     have = run_plan(plan, runs or Path("runs") / plan.name, results_of(file), jobs)
-    show([t for t in (goal_table(plan, have), budget_table(plan, have)) if t.rows], as_json)
+    goals = goal_table(plan, have, answers=read_answers(plan.stages, results_of(file)))
+    show([t for t in (goals, budget_table(plan, have)) if t.rows], as_json)
 
 
 @app.command()
@@ -65,6 +75,7 @@ def report(
     from apportion.cli.running import results_of
     from apportion.files import write_text
     from apportion.study import experiment, records
+    from apportion.study.answers import read_answers
     from apportion.study.report.figures import study_figures
     from apportion.study.report.markdown import fill_files
     from apportion.study.report.page import write_page
@@ -75,8 +86,9 @@ def report(
     plan = experiment.read_experiment(file)
     have = experiment.current(plan, records.read(results_of(file)))
     where = page or file.with_name("report.html")
-    tables = study_tables(plan, have)
-    write_page(plan, have, where)
+    answers = read_answers(plan.stages, results_of(file))
+    tables = study_tables(plan, have, answers=answers)
+    write_page(plan, have, where, answers=answers)
     fill_files(into or (), plan.name, tables)
     if figures:
         for picture in study_figures(plan, have):

@@ -90,12 +90,29 @@ def train(
         typer.Option(help="Weight of what is spent above the budget. \\[default: 4, for texts 2]"),
     ] = None,
     units: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="What a budget switches off: heads, as in the paper, or all: heads and "
-            "feed-forward blocks, so that a budget is a share of all that layers compute."
+            "feed-forward blocks, so that a budget is a share of all that layers compute. "
+            "\\[default: all with --model, else heads]",
+            show_default=False,
         ),
-    ] = "heads",
+    ] = None,
+    unlabelled: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="More texts of the task, without labels, with --units all: budgets learn what "
+            "the dense model answers to them. CSV with the text column, or .txt with one text per "
+            "line; or the word train: the training rows that --rows leaves. "
+            "\\[default: unlabelled.csv in the data folder, if there is one]",
+            show_default=False,
+        ),
+    ] = None,
+    unlabelled_rows: Annotated[
+        int | None,
+        typer.Option(help="Texts without labels, at most; 0 for none. \\[default: 8000]"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, order and budgets.")] = 7,
     data_seed: Annotated[int, typer.Option(help="Seed of the rows that are drawn.")] = 1,
     as_json: AsJson = False,
@@ -118,6 +135,12 @@ def train(
         raise ValueError("--model is a model of texts; say where those are with --data")
     if pretrained and shape:
         raise ValueError("--model has its own layers, heads, hidden and feedforward sizes")
+    if units is None:  # what weighs the cost of gates is of heads
+        units = "all" if pretrained and lam is None and beta is None else "heads"
+    if not data and (unlabelled or unlabelled_rows):
+        raise ValueError("--unlabelled gives more texts of a task; say where that is with --data")
+    if units != "all" and (unlabelled or unlabelled_rows):
+        raise ValueError("--unlabelled needs --units all: gates learn from rows with labels alone")
     if units == "all" and (lam is not None or beta is not None):
         raise ValueError(
             "--lam and --beta weigh the cost of gates; with --units all there are none"
@@ -136,6 +159,8 @@ def train(
         lam=lam,
         beta=beta,
         units=check_units(units),
+        unlabelled=unlabelled,
+        unlabelled_rows=unlabelled_rows,
         seed=seed,
         data_seed=data_seed,
     )

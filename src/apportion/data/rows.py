@@ -29,6 +29,9 @@ class BadRow:
     problem: str
 
 
+_PAIR = "text_pair"  # what Transformers calls the second text of a pair
+
+
 def open_text(path: Path) -> TextIO:
     """A file of UTF-8 text; invalid bytes become surrogates, so that their row can be named."""
     return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -58,6 +61,11 @@ def read_csv(
         raise ValueError(
             f"{where}, line {line}: there is no column {missing[0]!r}; the columns are {columns}"
         )
+    if _PAIR in names and _PAIR not in text and not bare:
+        raise ValueError(
+            f"{where}, line {line}: there is a column {_PAIR!r}, and pairs of texts are not read "
+            f"as such; name both columns to have them joined: --text {text[0]} --text {_PAIR}"
+        )
     twice = [name for name in wanted if names.count(name) > 1]
     if twice and not bare:
         raise ValueError(f"{where}, line {line}: there are two columns {twice[0]!r}")
@@ -81,6 +89,11 @@ def read_lines(stream: Iterable[str]) -> Iterator[Row | BadRow]:
         elif line:
             problem = _broken(line)
             yield BadRow(number, problem) if problem else Row(number, line)
+
+
+def plain(text: str) -> str:
+    """A text as it is compared with others: case and spaces do not count."""
+    return " ".join(text.casefold().split())
 
 
 def _records(stream: Iterable[str]) -> Iterator[tuple[int, list[str] | BadRow]]:

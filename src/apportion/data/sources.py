@@ -91,7 +91,7 @@ def read_folder(folder: Path, text: Sequence[str], label: str) -> Source:
         if path.exists():
             with open_text(path) as stream:
                 where = f"{path.name}, line"
-                parts[name] = _all_good(where, read_csv(stream, path.name, text, label))
+                parts[name] = all_good(where, read_csv(stream, path.name, text, label))
     if (folder / CLASS_NAMES).exists():
         parts = _named(parts, folder / CLASS_NAMES)
     return Source(parts["train"], parts.get("val"), parts.get("test"))
@@ -116,7 +116,7 @@ def read_hub(name: str, text: Sequence[str], label: str) -> Source:
             )
         names = getattr(rows.features[label], "names", None)
         fields = rows.to_iterable_dataset()
-        parts[split] = _all_good(f"{name} {split}, row", _rows_of(fields, names, text, label))
+        parts[split] = all_good(f"{name} {split}, row", _rows_of(fields, names, text, label))
     if "train" not in parts:
         raise ValueError(f"dataset {name!r} keeps the labels of its training rows secret")
     return Source(parts["train"], parts.get("validation"), parts.get("test"))
@@ -160,7 +160,7 @@ def _rows_of(
             yield Row(number, whole, names[says] if names else str(says))
 
 
-def _all_good(where: str, rows: Iterable[Row | BadRow]) -> Part:
+def all_good(where: str, rows: Iterable[Row | BadRow]) -> Part:
     """The rows, if all of them could be read; or the first problem, and how many rows have one."""
     good: list[Row] = []
     bad: list[BadRow] = []

@@ -1,4 +1,4 @@
-"""Tasks: train, validation and test rows with their labels and encoding."""
+"""Tasks: train, validation, test and unlabelled rows with their labels and encoding."""
 
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ class Criterion(Protocol):
     def agreement(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Which rows both answer alike [rows]."""
 
+    def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        """Labels that are as likely as the model says, but for some doubt [rows]."""
+
 
 @dataclass(frozen=True)
 class Classification:
@@ -78,6 +81,11 @@ class Classification:
     def agreement(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Whether both name the same class."""
         return student.argmax(dim=-1) == teacher.argmax(dim=-1)
+
+    def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        """Classes drawn from softmax(logits / 2): of a model that is sure, too, some are others."""
+        likely = F.softmax(logits.float() / 2.0, dim=-1)
+        return torch.multinomial(likely, 1, generator=generator)[:, 0]
 
 
 CLASSIFICATION = Classification()
@@ -155,7 +163,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Task:
-    """A problem with its three splits; `spec` is what rebuilds it."""
+    """A problem with its three splits; `spec` is what rebuilds it.
+
+    Where there are `unlabelled` rows, all their labels are -1: nothing but a teacher can be asked
+    what they are.
+    """
 
     name: str
     train: Split
@@ -167,6 +179,7 @@ class Task:
     spec: Mapping[str, Any]
     words: Tokenizer | None = None  # of a task of texts
     facts: Mapping[str, Any] = field(default_factory=dict)  # what was seen while reading it
+    unlabelled: Split | None = None  # in no other split
 
     def split(self, name: str) -> Split:
         """One of the splits by its name."""
@@ -176,10 +189,11 @@ class Task:
         return split
 
     def digest(self) -> str:
-        """A short hash of all three splits."""
-        return hashlib.sha256(
-            "".join(self.split(name).digest() for name in SPLITS).encode()
-        ).hexdigest()[:16]
+        """A short hash of all three splits, and of the unlabelled rows where there are any."""
+        splits = [self.split(name) for name in SPLITS]
+        if self.unlabelled is not None:
+            splits.append(self.unlabelled)
+        return hashlib.sha256("".join(s.digest() for s in splits).encode()).hexdigest()[:16]
 
 
 class TaskSpec(Protocol):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from apportion.data.rows import Row
+from apportion.data.rows import Row, plain
 from apportion.data.sources import Part, Source, read_source
-from apportion.data.task import Split, Task
+from apportion.data.task import SPLITS, Split, Task
 from apportion.data.tokenizer import Tokenizer
+from apportion.data.unlabelled import Unlabelled, choose, find_texts
+
+# Numbers that came later: where they are not set, a task is what it was without them.
+_LATER = ("unlabelled", "unlabelled_from", "unlabelled_digest")
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class Drawn:
     digest: str  # of all rows that there are
     classes: tuple[str, ...]
     rows: dict[str, list[Row]]
+    unlabelled: Unlabelled | None = None
+    unlabelled_digest: str | None = None  # of all texts of their file
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,9 @@ class Text:
 
     Sizes that are not given: all of a file that is there; else a tenth of the training file for
     validation and test, and the rest for training. With a digest, only the data that has it is
-    taken, from wherever it is read.
+    taken, from wherever it is read. Texts without labels are taken if their number is given: from
+    the folder's unlabelled.csv ("file"), from training rows that were not drawn ("train"), or from
+    a file by its path; by default from the first if it is there, else from the second.
     """
 
     data: str  # a folder, or a name on the hub
@@ -45,18 +53,23 @@ class Text:
     vocabulary: int = 30_000
     min_count: int = 2
     seed: int = 1
+    unlabelled: int | None = None  # at most
+    unlabelled_from: str | None = None  # "file", "train" or a path
+    unlabelled_digest: str | None = None  # of that file's texts
     folder: str | None = field(default=None, compare=False)  # where the data is, if elsewhere
 
     def __post_init__(self) -> None:
         for name, least in (("length", 1), ("vocabulary", 3), ("min_count", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        for name in ("train", "validation", "test"):
+        for name in ("train", "validation", "test", "unlabelled"):
             size = getattr(self, name)
             if size is not None and size < 2:
                 raise ValueError(f"{name} needs at least 2 rows, not {size}")
         if self.seed < 0:
             raise ValueError(f"the seed of the rows must be 0 or more, not {self.seed}")
+        if self.unlabelled is None and (self.unlabelled_from or self.unlabelled_digest):
+            raise ValueError("unlabelled_from needs unlabelled, the most rows to take from there")
         if not self.text:
             raise ValueError("text needs the name of at least one column")
 
@@ -75,8 +88,16 @@ class Text:
             labels = torch.tensor([number[row.label] for row in rows])
             encoded = words.encode(texts[name])
             splits[name] = Split(words.pad(encoded, self.length), labels, texts[name])
-        spec = {"kind": "text", **asdict(self), "digest": drawn.digest}
-        del spec["folder"]  # of this machine, this time
+        facts = facts_of(splits, classes, words)
+        unlabelled = None
+        if drawn.unlabelled:
+            free = drawn.unlabelled.texts
+            inputs = words.pad(words.encode(free), self.length)
+            unlabelled = Split(inputs, torch.full((len(free),), -1), free)
+            facts["unlabelled"] = dict(drawn.unlabelled.facts)
+        spec = {"kind": "text", **self._numbers(), "digest": drawn.digest}
+        if drawn.unlabelled_digest:
+            spec["unlabelled_digest"] = drawn.unlabelled_digest
         return Task(
             name="text",
             train=splits["train"],
@@ -87,16 +108,24 @@ class Text:
             length=self.length,
             spec={name: list(v) if isinstance(v, tuple) else v for name, v in spec.items()},
             words=words,
-            facts=_facts(splits, classes, words),
+            facts=facts,
+            unlabelled=unlabelled,
         )
 
     def identity(self) -> dict[str, Any]:
         """What decides its rows: a digest, where there is one, says more than a name."""
-        parts = {"kind": "text", **asdict(self), "text": list(self.text)}
-        del parts["folder"]
+        parts = {"kind": "text", **self._numbers(), "text": list(self.text)}
         if self.digest:
             del parts["data"]
+        if self.unlabelled_digest:
+            parts.pop("unlabelled_from", None)
         return parts
+
+    def _numbers(self) -> dict[str, Any]:
+        """Its fields, but for the folder: that is of this machine, this time."""
+        fields = asdict(self)
+        del fields["folder"]
+        return {k: v for k, v in fields.items() if v is not None or k not in _LATER}
 
     def describe(self) -> str:
         """The task in a few words."""
@@ -104,9 +133,10 @@ class Text:
             "all" if size is None else f"{size:,}"
             for size in (self.train, self.validation, self.test)
         )
+        more = f", and at most {self.unlabelled:,} without labels" if self.unlabelled else ""
         return (
             f"Texts of {self.data}, up to {self.length} words of each; "
-            f"{' / '.join(sizes)} training, validation and test rows"
+            f"{' / '.join(sizes)} training, validation and test rows{more}"
         )
 
 
@@ -118,7 +148,34 @@ def draw(spec: Text, source: Source) -> Drawn:
             f"the rows in {spec.folder or spec.data} are not those that were asked for: "
             f"their digest is {digest}, not {spec.digest}"
         )
-    return Drawn(digest, classes_of(source), _draw(spec, source))
+    rows, undrawn = _draw(spec, source)
+    drawn = Drawn(digest, classes_of(source), rows)
+    if spec.unlabelled is None:
+        return drawn
+    found = find_texts(
+        spec.folder or spec.data,
+        spec.unlabelled_from,
+        text=spec.text,
+        label=spec.label,
+        undrawn=undrawn,
+    )
+    texts_digest = found.digest() if found.of_a_file else None
+    if spec.unlabelled_digest not in (None, texts_digest):
+        raise ValueError(
+            f"the texts of {found.source} are not those that were asked for: their digest is "
+            f"{texts_digest}, not {spec.unlabelled_digest}"
+        )
+    # Of a test file all rows, drawn or not: more of them may be measured on later.
+    held_out = [row for part in (source.validation, source.test) if part for row in part.rows]
+    held_out += rows["validation"] + rows["test"]
+    unlabelled = choose(
+        found,
+        spec.unlabelled,
+        seed=spec.seed,
+        held_out=[row.text for row in held_out],
+        trained=[row.text for row in rows["train"]],
+    )
+    return replace(drawn, unlabelled=unlabelled, unlabelled_digest=texts_digest)
 
 
 def classes_of(source: Source) -> tuple[str, ...]:
@@ -140,8 +197,10 @@ def classes_of(source: Source) -> tuple[str, ...]:
     return tuple(classes)
 
 
-def _draw(spec: Text, source: Source) -> dict[str, list[Row]]:
-    """The rows of each split: classes in the proportions of their file, chosen by the seed.
+def _draw(spec: Text, source: Source) -> tuple[dict[str, list[Row]], Part]:
+    """The rows of each split, and the training rows that are in none.
+
+    Classes are in the proportions of their file, rows are chosen by the seed.
 
     Validation and test come out of the training file where they have no file of their own, and
     none of their rows is left in it.
@@ -157,14 +216,14 @@ def _draw(spec: Text, source: Source) -> dict[str, list[Row]]:
             left = Part(left.where, tuple(rest))
         else:
             drawn[name], _ = _stratified(part, size or len(part.rows), name, generator)
-    drawn["train"], _ = _stratified(left, spec.train or len(left.rows), "train", generator)
+    drawn["train"], undrawn = _stratified(left, spec.train or len(left.rows), "train", generator)
     unseen = {row.label for row in source.train.rows} - {row.label for row in drawn["train"]}
     if unseen:
         raise ValueError(
             f"{source.train.where.split(',')[0]}: class {min(unseen)!r} has too few rows "
             f"to be among the {len(drawn['train']):,} that are trained on"
         )
-    return {name: drawn[name] for name in ("train", "validation", "test")}
+    return {name: drawn[name] for name in SPLITS}, Part(left.where, tuple(undrawn))
 
 
 def _stratified(
@@ -192,9 +251,9 @@ def _stratified(
     return taken, rest
 
 
-def _facts(splits: dict[str, Split], classes: Sequence[str], words: Tokenizer) -> dict[str, Any]:
+def facts_of(splits: dict[str, Split], classes: Sequence[str], words: Tokenizer) -> dict[str, Any]:
     """What people should know of the data before they believe a number that came from it."""
-    seen = {name: [_plain(text) for text in split.texts or ()] for name, split in splits.items()}
+    seen = {name: [plain(text) for text in split.texts or ()] for name, split in splits.items()}
     trained = set(seen["train"])
     facts: dict[str, Any] = {"vocabulary": len(words), "splits": {}}
     for name, split in splits.items():
@@ -213,8 +272,3 @@ def _facts(splits: dict[str, Split], classes: Sequence[str], words: Tokenizer) -
             else sum(text in trained for text in seen[name]),
         }
     return facts
-
-
-def _plain(text: str) -> str:
-    """A text as it is compared with others: case and spaces do not count."""
-    return " ".join(text.casefold().split())

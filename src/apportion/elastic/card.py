@@ -73,6 +73,15 @@ def in_words(model: Elastic) -> str:
     return f"It was made for {'; '.join(made_for)}."
 
 
+def unlabelled_in_words(facts: Mapping[str, Any]) -> str:
+    """The texts without labels that a task has, and those that it leaves out, in a sentence."""
+    labels = "; it has labels, which are not read" if facts.get("had_labels") else ""
+    return (
+        f"texts without labels: {facts['rows']:,} of {facts['source']}{labels}; left out: "
+        f"{facts['in_test']:,} in validation or test, {facts['doubles']:,} copies of others"
+    )
+
+
 _LOADED = "\n\nmodel = apportion.load(FOLDER).model"
 _HOW_PLAIN = {
     "apportion": _LOADED,
@@ -105,7 +114,7 @@ def _sizes(model: nn.Module, length: int) -> str:
 
 
 def _budgets(model: Elastic, length: int) -> str:
-    whole = model.plain()
+    whole = model.served()
     macs = count_macs(whole, length)
     rows = []
     for budget in model.within(_BUDGETS):
@@ -157,7 +166,10 @@ def _training(notes: Mapping[str, Any]) -> str:
         for recipe in notes["recipes"]
     )
     facts = {"seed": notes.get("seed"), "digest of the rows": notes.get("data")}
-    return f"{steps}. " + "; ".join(f"{name} {value}" for name, value in facts.items() if value)
+    said = [f"{name} {value}" for name, value in facts.items() if value]
+    if notes.get("unlabelled"):
+        said.append(unlabelled_in_words(notes["unlabelled"]))
+    return f"{steps}. " + "; ".join(said)
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -264,6 +264,8 @@ def _write(checkpoint: Checkpoint, folder: Path, self_contained: bool) -> None:
             "length": elastic.length,
             "tau": elastic.gates.tau,
             "block": elastic.block,
+            # Only where it is so: folders that were written before have no such word.
+            **({"first_token": True} if elastic.first_token else {}),
             **elastic.made_as,
         }
         manifest["units"] = elastic.units.to_dict()

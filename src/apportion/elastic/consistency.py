@@ -190,6 +190,14 @@ def _problem_of_cut(facts: Any) -> str | None:
     return None
 
 
+def _says_which_texts(facts: Any) -> bool:
+    return (
+        isinstance(facts, dict)
+        and isinstance(facts.get("source"), str)
+        and all(is_whole(facts.get(name)) for name in ("rows", "in_test", "doubles"))
+    )
+
+
 def _unless(is_good: Callable[[Any], bool], wanted: str) -> Callable[[Any], str | None]:
     """A check of a note that is only read as it is."""
     return lambda value: None if is_good(value) else f"is not {wanted}: {value!r:.80}"
@@ -207,6 +215,7 @@ _NOTES: dict[str, Callable[[Any], str | None]] = {
     "pretrained": _problem_of_text,
     "seed": _unless(is_whole, "a whole number"),
     "training": _unless(lambda value: isinstance(value, dict), "a table"),
+    "unlabelled": _unless(_says_which_texts, "a table of source, rows, in_test and doubles"),
 }
 
 

@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from apportion.data.task import Split, Task
 from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.elastic import Elastic, plain_of
-from apportion.elastic.repairing import repair
-from apportion.elastic.scoring import SOURCES, Scored, nest
+from apportion.elastic.repairing import HELD_OUT, REPAIRED_AT, repair
+from apportion.elastic.scoring import BY_LABELS, SOURCES, Scored, nest
+from apportion.elastic.searching import search
+from apportion.elastic.vouching import AGREEMENT, vouch
 from apportion.method.units import UNITS
 from apportion.models.labels import class_names, first_few
+from apportion.models.readout import reads_first_token
 from apportion.models.sites import largest_block
 
 _LENGTH = 128  # tokens of a plain text that are read, if nobody says
@@ -38,20 +41,29 @@ def convert(
     held_out: Split | int | None = None,
     length: int | None = None,
     units: str = "all",
-    score: str | Callable[[Elastic], Scored] = "squared-gradient",
+    score: str | Callable[[Elastic], Scored] = "fisher",
     nested: bool = True,
+    searched: bool | None = None,
     repaired: bool = True,
+    first_token: bool | None = None,
+    agreement: float = AGREEMENT,
     progress: Callable[[str, int, int], None] | None = None,
     **settings: Any,
 ) -> Converted:
-    """A fine-tuned classifier with a knob: its units in the order of a score, then repaired.
+    """A fine-tuned classifier with a knob: its units in an order that is searched, then repaired.
 
-    `texts` are training rows: a task, a split, or plain texts with their `labels` (names or numbers
-    of the model's classes) and its `tokenizer`. `held_out` rows, or so many of the last ones, say
-    how far the repair is trusted; a task has its validation rows for that. `settings` are those of
-    `repair`. Without `nested`, gates of their own open the units in that order, and nothing moves.
-    `progress` is told what is done, how much of it, and how much there is. The given model is left
-    alone.
+    `texts` are some that it was made for: a task, a split, or plain texts with its `tokenizer`.
+    Labels (names or numbers of the model's classes) are needed by some scores only. `held_out`
+    rows, or so many of the last ones (a third), say how far the repair is trusted, and which
+    budgets can be vouched for: the model's range begins where every budget answers as the whole
+    model on at least so large a share of texts (`agreement`, a lower bound). A task has its
+    validation rows for that.
+
+    The order is `searched` unless it is that of another score than Fisher information. `settings`
+    are those of `repair`. Where only token 0 is read, the last layer is computed for
+    that alone, unless `first_token` is False. Without `nested`, gates of their own open the units
+    in the order of the score, and nothing moves. `progress` is told what is done, how much of it,
+    and how much there is. The given model is left alone.
     """
     if units not in UNITS:
         raise ValueError(f"units are one of {', '.join(UNITS)}, not {units!r}")
@@ -63,7 +75,15 @@ def convert(
     elif labels is not None or tokenizer is not None:
         raise ValueError(f"a {type(texts).__name__} has its own labels, and is encoded already")
     task, held_out = _task_of(texts, held_out, length)
-    elastic = Elastic(plain, UNITS[units], length=task.length, block=largest_block(plain))
+    if score in BY_LABELS and bool((task.train.labels < 0).any()):
+        raise ValueError(f"the score {score!r} is of the labels' loss: labels=[…], for all texts")
+    elastic = Elastic(
+        plain,
+        UNITS[units],
+        length=task.length,
+        block=largest_block(plain),
+        first_token=nested and first_token is not False and reads_first_token(plain),
+    )
 
     def scored_by(elastic: Elastic) -> Scored:
         if callable(score):
@@ -77,13 +97,33 @@ def convert(
         elastic.gates.order_by(scored.scores)
         elastic.made_for("hard")
     facts = {"scores": [float(f"{one:.6g}") for one in scored.scores.tolist()], **scored.facts}
-    if repaired:
-        settings["progress"] = _telling(progress, "repair")
-        elastic, chosen = repair(elastic, task.train, held_out=held_out, **settings)
-        facts |= chosen
-    elif settings:
-        raise ValueError(f"{', '.join(settings)} are settings of a repair, and there is none")
+    if nested and (score == "fisher" if searched is None else searched):
+        elastic, took = search(elastic, task.train, progress=_telling(progress, "search"))
+        facts |= took
+    if not repaired:
+        if settings:
+            raise ValueError(f"{', '.join(settings)} are settings of a repair, and there is none")
+        return Converted(elastic.eval(), facts)
+    choosing, vouching = _halves(held_out)
+    settings["progress"] = _telling(progress, "repair")
+    elastic, took = repair(elastic, task.train, held_out=choosing, **settings)
+    facts |= took
+    if vouching is not None:
+        budgets = settings.get("budgets", REPAIRED_AT)
+        told = vouch(elastic, vouching, whole=plain, budgets=budgets, agreement=agreement)
+        facts["vouched"] = told
+        if "agreement" in told:
+            elastic.made_for("nested", elastic.floor, lowest=told.get("from", 1.0))
     return Converted(elastic.eval(), facts)
+
+
+def _halves(held_out: Split | None) -> tuple[Split | None, Split | None]:
+    """Rows that choose how far a repair is trusted, and others that vouch for what comes out."""
+    if held_out is None:
+        return None, None
+    rows = torch.arange(len(held_out))
+    count = min(HELD_OUT, -(-len(held_out) // 3))
+    return held_out.take(rows[:count]), held_out.take(rows[count:])
 
 
 def _task_of(
@@ -95,6 +135,8 @@ def _task_of(
             raise ValueError("held_out as a number is of a split; a task has validation rows")
         held_out = rows.validation if held_out is None else held_out
         return replace(rows, validation=held_out, length=length or rows.length), held_out
+    if held_out is None and len(rows) > 2:
+        held_out = len(rows) // 3
     if isinstance(held_out, int):
         if not 0 < held_out < len(rows):
             raise ValueError(f"held_out is 1 to {len(rows) - 1} of the rows, not {held_out}")
@@ -127,17 +169,14 @@ def _encoded(
         raise ValueError("texts are several; give a list of them")
     if tokenizer is None:
         raise ValueError("plain texts need the model's tokenizer: tokenizer=…")
-    if labels is None or len(labels) != len(texts):
-        given = "none" if labels is None else f"{len(labels):,}"
-        raise ValueError(
-            f"units are scored by the loss, so {len(texts):,} texts need as many labels: "
-            f"labels=[…], not {given}"
-        )
+    if labels is not None and len(labels) != len(texts):
+        raise ValueError(f"{len(texts):,} texts have as many labels or none, not {len(labels):,}")
     if not isinstance(tokenizer, Tokenizer):
         longest = min(_LENGTH, int(getattr(tokenizer, "model_max_length", _LENGTH)))
         tokenizer = Tokenizer.of(tokenizer, length or longest)
     inputs = tokenizer.pad(tokenizer.encode(texts), tokenizer.length)
-    return Split(inputs, _numbers(model, labels), tuple(texts))
+    numbers = torch.full((len(texts),), -1) if labels is None else _numbers(model, labels)
+    return Split(inputs, numbers, tuple(texts))
 
 
 def _numbers(model: nn.Module, labels: Sequence[int | str]) -> Tensor:

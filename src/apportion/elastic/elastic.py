@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from apportion.method.allocation import allocate, buying_order, pays_floor, straight_through
 from apportion.method.gates import Gates
 from apportion.method.units import Allocation, check_budget, check_budgets
-from apportion.models.sites import BLOCK, find_sites, units_of
+from apportion.models.readout import read_first_token
+from apportion.models.sites import BLOCK, find_sites, on_first_token, units_of
 from apportion.models.surgery import arrange, cut
 
 # How a budget is applied: gates as they are; their top k; those with the gates' gradient; a smaller
@@ -55,6 +56,7 @@ class Elastic(nn.Module):
         length: int = 128,
         tau: float = 1.0,
         block: int = BLOCK,
+        first_token: bool = False,
     ) -> None:
         super().__init__()
         if any(isinstance(module, Elastic) for module in model.modules()):
@@ -64,8 +66,10 @@ class Elastic(nn.Module):
         self.kinds = tuple(kinds)
         self.length = length  # where the units' costs are taken
         self.block = block
+        # Whether views compute the last layer for token 0 alone, and units there cost less.
+        self.first_token = first_token
         sites = find_sites(self.model, kinds, block)
-        self.units = units_of(sites, length)
+        self.units = units_of(on_first_token(sites) if first_token else sites, length)
         self.gates = Gates(self.units, tau)
         self._form: Form = "soft"
         self.floor, self.lowest = 0, None
@@ -218,12 +222,23 @@ class Elastic(nn.Module):
         after = torch.empty_like(before)  # where a unit stands now
         after[before] = torch.arange(len(before))
         model = arrange(self.plain(), self.units, before)
-        made = Elastic(model, self.kinds, length=self.length, tau=self.gates.tau, block=self.block)
+        made = self.around(model)
         made.gates.a.copy_(self.gates.a[before])
         made.gates.s.copy_(self.gates.s[before])
         made.gates.fix_order(after[order])
         made.floor = self.floor  # the budgets that it was made for are another model's
         return made.to(self.gates.a.device).train(self.training)
+
+    def around(self, model: nn.Module, block: int | None = None) -> Elastic:
+        """A new elastic model of the same numbers around another plain one."""
+        return Elastic(
+            model,
+            self.kinds,
+            length=self.length,
+            tau=self.gates.tau,
+            block=self.block if block is None else block,
+            first_token=self.first_token,
+        )
 
     def cut(self, budget: float, floor: int | None = None) -> nn.Module:
         """A smaller plain model for one budget."""
@@ -232,6 +247,10 @@ class Elastic(nn.Module):
     def plain(self) -> nn.Module:
         """A copy of the model inside, without gates."""
         return plain_copy(self.model)
+
+    def served(self) -> nn.Module:
+        """A plain copy for calls and views: where only token 0 is read, the last layer is short."""
+        return read_first_token(self.plain()) if self.first_token else self.plain()
 
 
 def plain_copy(model: nn.Module) -> nn.Module:

@@ -53,7 +53,7 @@ AGREEMENT = 0.995  # the share of held-out rows that the whole model has to answ
 _WORKS = 0.9  # a budget that answers fewer of them as the dense model may lose, where others gain
 _NEAR = 1e-3  # nats: a divergence that is as good as none
 _TOKENS = 10  # fitted to, for each unknown of the largest site
-_HELD_OUT = 256  # rows
+HELD_OUT = 256  # rows
 _CHOOSING = 2  # batches of them, from among all lengths
 _BATCH = 32
 
@@ -140,11 +140,11 @@ def repair(
 def _divide(split: Split, held_out: Split | None) -> tuple[Split, Split]:
     """The rows to fit to, and those that choose."""
     if held_out is not None:
-        return split, held_out.take(torch.arange(len(held_out))[:_HELD_OUT])
+        return split, held_out.take(torch.arange(len(held_out))[:HELD_OUT])
     if len(split) < 2:
         raise ValueError("a repair needs two rows at least: one to fit to, and one held out")
     order = torch.arange(len(split))
-    last = len(split) - max(1, min(_HELD_OUT, len(split) // 4))
+    last = len(split) - max(1, min(HELD_OUT, len(split) // 4))
     return split.take(order[:last]), split.take(order[last:])
 
 

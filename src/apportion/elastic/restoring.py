@@ -28,6 +28,7 @@ from apportion.files import Shape, read_json, read_shapes, read_tensors, sha256
 from apportion.method.units import KINDS, Allocation, Units, check_budget
 from apportion.models.configs import build
 from apportion.models.encoder import EncoderConfig
+from apportion.models.readout import reads_first_token
 from apportion.models.reloading import RECORD
 from apportion.models.sizes import check_sizes, difference
 from apportion.models.surgery import cut
@@ -129,9 +130,11 @@ def _problem_of_elastic(facts: Any) -> str | None:
         "length": lambda length: is_whole(length, 1, 2**24),
         "tau": lambda tau: is_number(tau, above=0.0),
         "block": lambda block: is_whole(block, 1, 2**24),
+        "first_token": lambda first: first is False or first is True,
     }
     if not isinstance(facts, dict):
         return "elastic is not a table"
+    facts = {"first_token": False, **facts}  # a word that older folders do not have
     for name, is_good in checks.items():
         if not is_good(facts.get(name)):
             return f"elastic has {name} = {facts.get(name)!r:.80}"
@@ -173,7 +176,13 @@ def _restore_elastic(plain: nn.Module, manifest: Mapping[str, Any], folder: Path
     """The elastic model around a plain one, with its gates, its order, and what it was made for."""
     facts = manifest["elastic"]
     sizes = {name: facts[name] for name in ("length", "tau", "block")}
-    model = Elastic(plain, facts["kinds"], **sizes)
+    first_token = facts.get("first_token", False)
+    if first_token and not reads_first_token(plain):
+        raise ValueError(
+            f"checkpoint {folder} computes its last layer for token 0 alone, and its model reads "
+            "other tokens"
+        )
+    model = Elastic(plain, facts["kinds"], first_token=first_token, **sizes)
     if model.units.to_dict() != manifest["units"]:
         raise ValueError(f"checkpoint {folder} lists other units than its model has")
     gates = read_tensors(folder / GATES)

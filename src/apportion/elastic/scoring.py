@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,12 +13,16 @@ from torch import Tensor
 
 from apportion.data.task import Split, Task
 from apportion.elastic.elastic import Elastic, logits_of, plain_of
-from apportion.method.units import Units
+from apportion.method.units import Allocation, Units
 from apportion.models.activations import attention_names, layer_names, recalling, remembering
+from apportion.models.surgery import cut
 
 Progress = Callable[[int, int], None]  # hears how much is done, and how much there is
 _Batch = tuple[dict[str, Tensor], Tensor]  # inputs and labels
 SCORED_ROWS = 1000  # training rows that a gradient is taken over
+FISHER_ROWS = 256
+# Shares of the cost that are left when units are scored again; cut down, they are scored sooner.
+_LEVELS = (0.6, 0.4, 0.25, 0.17, 0.12, 0.0)
 _BATCH = 32
 
 
@@ -97,6 +101,54 @@ def squared_gradient(model: Elastic, split: Split, progress: Progress | None = N
     return Scored(scores / len(rows), facts)
 
 
+def fisher(model: Elastic, split: Split, progress: Progress | None = None) -> Scored:
+    """The order in which units go when those that matter least go first, again and again.
+
+    What matters is the Fisher information of their gates: the squared gradient for labels that are
+    drawn from the whole model's own answers. Texts need no labels for it, and those that the model
+    knows by heart still say something. What was worth little beside many others may be worth much
+    without them, so the units that are left are scored again at each of some levels.
+    """
+    started = time.perf_counter()
+    left = model.around(model.plain())
+    rows = split.take(torch.arange(len(split))[:FISHER_ROWS])
+    asked = _labelled_by(left, rows)
+    shares = model.units.shares
+    alive = torch.arange(len(shares))  # positions of the units that are left
+    gone: list[Tensor] = []
+    for level in _LEVELS:
+        worth = squared_gradient(left, asked).scores / shares[alive]
+        worst = worth.argsort(stable=True)
+        after = shares[alive].sum() - shares[alive[worst]].cumsum(0)  # what each leaves behind
+        going = int((after >= level).sum()) if level else len(worst)
+        gone.append(alive[worst[:going]])
+        stay = torch.ones(len(alive), dtype=torch.bool)
+        stay[worst[:going]] = False
+        if progress:
+            progress(len(gone), len(_LEVELS))
+        if not stay.any():
+            break
+        smaller = cut(left.plain(), Allocation(left.units, tuple(stay.tolist())))
+        left, alive = model.around(smaller), alive[stay]
+    scores = torch.empty(len(shares), dtype=torch.float64)
+    scores[torch.cat(gone)] = torch.arange(1, len(shares) + 1, dtype=torch.float64)
+    facts = {"rows": len(rows), "seconds": round(time.perf_counter() - started, 1)}
+    return Scored(scores * shares, facts)  # bought by score per cost, the last to go first
+
+
+@torch.no_grad()
+def _labelled_by(model: Elastic, split: Split) -> Split:
+    """The split with labels that are drawn from what a model answers."""
+    generator = torch.Generator().manual_seed(0)
+    inside, labels = plain_of(model).eval(), split.labels.clone()
+    device = next(inside.parameters()).device
+    for rows in torch.split(torch.arange(len(split)), _BATCH):
+        inputs, _ = split.batch(rows)
+        logits = logits_of(inside(**{name: values.to(device) for name, values in inputs.items()}))
+        labels[rows] = split.criterion.draw(logits.cpu(), generator)
+    return replace(split, labels=labels)
+
+
 def random(units: Units, seed: int) -> Scored:
     """Scores that mean nothing: the floor that every method has to beat."""
     return Scored(torch.rand(len(units), generator=torch.Generator().manual_seed(seed)), {})
@@ -119,20 +171,24 @@ def uniform(scored: Scored, units: Units) -> Scored:
     return Scored(scores, scored.facts)
 
 
+def depth(units: Units) -> Scored:
+    """Whole layers, the first ones first: what cutting by depth keeps."""
+    layers = torch.tensor([unit.layer for unit in units], dtype=torch.float64)
+    return Scored((layers.max() + 1.0 - layers) * units.shares, {})
+
+
 def nest(model: Elastic, score: Callable[[Elastic], Scored]) -> tuple[Elastic, Scored]:
     """A nested elastic model with the scores of its units, in the order in which they stand now.
 
     Neurons are scored one by one and sorted, so that a block holds those that are wanted alike.
     """
-    fine = Elastic(model.plain(), model.kinds, length=model.length, tau=model.gates.tau, block=1)
+    fine = model.around(model.plain(), block=1)
     scored = score(fine)
     arranged = fine.nested(scored.scores * fine.units.shares)  # inside a layer, by score alone
     sorted_scores = torch.cat(
         [scored.scores[span].sort(descending=True).values for span in fine.units.spans.values()]
     )
-    coarse = Elastic(
-        arranged.plain(), model.kinds, length=model.length, tau=model.gates.tau, block=model.block
-    )
+    coarse = model.around(arranged.plain())
     scores = torch.cat(
         [
             sorted_scores[fine.units.spans[key]].view(span.stop - span.start, -1).sum(dim=1)
@@ -152,12 +208,18 @@ SOURCES: dict[str, Callable[[Elastic, Task, int, Elastic | None, Progress | None
     "squared-gradient": lambda model, task, _seed, _teacher, progress: squared_gradient(
         model, task.train, progress
     ),
+    "fisher": lambda model, task, _seed, _teacher, progress: fisher(model, task.train, progress),
     "learned": lambda _model, _task, _seed, teacher, _progress: learned(teacher),
     "random": lambda model, _task, seed, _teacher, _progress: random(model.units, seed),
     "uniform": lambda model, task, _seed, _teacher, progress: uniform(
         squared_gradient(model, task.train, progress), model.units
     ),
+    "uniform-fisher": lambda model, task, _seed, _teacher, progress: uniform(
+        fisher(model, task.train, progress), model.units
+    ),
+    "depth": lambda model, _task, _seed, _teacher, _progress: depth(model.units),
 }
+BY_LABELS = ("loss-increase", "squared-gradient", "uniform")  # scores of the labels' loss
 
 
 def _batches(model: Elastic, split: Split, progress: Progress | None) -> Iterator[_Batch]:

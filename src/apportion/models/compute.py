@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 from apportion.models.sites import find_sites, layers_path
@@ -10,7 +12,8 @@ from apportion.models.sites import find_sites, layers_path
 def count_macs(model: nn.Module, length: int) -> int:
     """Multiply-accumulates of a model on one sequence.
 
-    A layer: 4·n·d·k·w + 2·n²·k·w for k heads of width w, 2·n·d·f for f feed-forward neurons.
+    A layer: 4·n·d·k·w + 2·n²·k·w for k heads of width w, 2·n·d·f for f feed-forward neurons; less
+    for a last layer that is computed for token 0 alone.
     Embeddings, norms and activations multiply no matrices and count nothing.
     """
     sites = find_sites(model, block=1)
@@ -38,7 +41,8 @@ def compare_compute(model: nn.Module, smaller: nn.Module, length: int) -> dict[s
 
 
 def _compute(model: nn.Module, length: int) -> dict[str, int]:
-    sites = find_sites(model, block=1)
+    # Of what there is: that a last layer may be computed for one token alone is no cut.
+    sites = [replace(site, first_token=False) for site in find_sites(model, block=1)]
     heads = [site for site in sites if site.kind == "heads"]
     attention = sum(site.count * site.unit_macs(length) for site in heads)
     return {

@@ -77,6 +77,15 @@ def load_model(
     return ready
 
 
+def own_classes(name: str, folder: Path | None = None) -> list[str]:
+    """The classes that a model's own config names."""
+    source = find_source(name, folder)
+    known = class_names(_read(import_transformers().AutoConfig, source))
+    if not known:
+        raise ValueError(f"{source} names no classes: it is no classifier that was fine-tuned")
+    return known
+
+
 def _is_inside(model: nn.Module, key: str) -> bool:
     """Whether a weight belongs to the encoder inside a model, not to its head."""
     return key.startswith(f"{model.base_model_prefix}.")

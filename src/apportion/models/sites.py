@@ -103,12 +103,14 @@ class Site:
     hidden: int
     attention: str = ""  # the module to replace when no head is left
     norm: str = ""  # of the sum of output and residual stream, in the module that holds the output
+    first_token: bool = False  # whether it is computed for token 0 alone
 
     def unit_macs(self, length: int) -> int:
         """Multiply-accumulates that one unit spends on one sequence of this length."""
-        projections = (len(self.inputs) + 1) * length * self.hidden * self.width
-        mixing = 2 * length * length * self.width if self.kind == "heads" else 0
-        return projections + mixing
+        answered = 1 if self.first_token else length  # keys and values are of all tokens
+        read = (len(self.inputs) - 1) * length + 2 * answered
+        mixing = 2 * answered * length * self.width if self.kind == "heads" else 0
+        return read * self.hidden * self.width + mixing
 
 
 def find_sites(
@@ -157,9 +159,16 @@ def find_sites(
                     hidden=last.out_features,
                     attention=attention,
                     norm=row.norm,
+                    first_token=getattr(module, "first_token", False),
                 )
             )
     return tuple(sites)
+
+
+def on_first_token(sites: Sequence[Site]) -> tuple[Site, ...]:
+    """The sites of a model whose last layer is computed for token 0 alone."""
+    last = max(site.layer for site in sites)
+    return tuple(replace(site, first_token=site.layer == last) for site in sites)
 
 
 def in_units(site: Site, count: int) -> Site:

@@ -31,7 +31,7 @@ class Skipping(nn.Module):
     def __init__(self, elastic: Elastic, floor: int | None = None) -> None:
         super().__init__()
         check_elastic(elastic)
-        self.whole = elastic.plain()
+        self.whole = elastic.served()
         self.gates = copy.deepcopy(elastic.gates)
         self.units, self.lowest = elastic.units, elastic.lowest
         self.floor = elastic.floor if floor is None else floor

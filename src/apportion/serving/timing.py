@@ -181,18 +181,19 @@ def elastic_arms(
     All units open, also with fused sums where the architecture has any, and, at each budget, soft
     gates, the hard mask, hard skipping and the cut model, which `reload` may save and load before.
     Soft gates and the hard mask compute every unit. Skipping fuses its sums: beside the fused model
-    its speed is the budget's alone.
+    its speed is the budget's alone. Where views compute the last layer for token 0 alone, so do the
+    dense and the fused model; cut models are plain ones, and compute all of it.
     """
     model = check_elastic(model)
     forms = forms or (NESTED_FORMS if model.form == "nested" else TIMED_FORMS)
-    plain = model.plain()
+    plain, served = model.plain(), model.served()
     skipping = Skipping(model, floor)
-    arms = {("dense", 1.0): Timed(plain, plain)}
+    arms = {("dense", 1.0): Timed(served, served)}
     if "soft" in forms:
         model.opening(1.0, "soft")  # complains now, and not when it is timed
     if "fused" in forms and any(site.norm for site in find_sites(plain, block=1)):
         everything = Allocation.of(model.units, range(len(model.units)))
-        arms[FUSED] = Timed(fuse(view(plain, everything).eval()), plain)
+        arms[FUSED] = Timed(fuse(view(served, everything).eval()), served)
     for budget in budgets:
         allocation = model.allocation(budget, floor)
         # Skipping shares memory between budgets; so do these, or caches would favour the one.
@@ -204,7 +205,7 @@ def elastic_arms(
         of_form = {
             "soft": Timed(model, plain, {"budget": budget, "form": "soft"}),
             "hard": Timed(model, plain, {"allocation": allocation}),
-            "skip": Timed(skipping, smaller, {"budget": budget}),
+            "skip": Timed(skipping, view(served, allocation), {"budget": budget}),
             "cut": Timed(smaller, smaller),
         }
         arms |= {(form, budget): of_form[form] for form in forms if form != "fused"}

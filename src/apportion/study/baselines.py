@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from apportion.data.task import Task
 from apportion.elastic.evaluation import Outcome
 
@@ -22,7 +24,6 @@ def tfidf_logistic(task: Task) -> tuple[Outcome, dict[str, Any]]:
     try:
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression
-        from sklearn.metrics import log_loss
     except ImportError:
         raise ValueError(
             "this baseline needs scikit-learn: pip install 'apportion[baselines]'"
@@ -40,9 +41,12 @@ def tfidf_logistic(task: Task) -> tuple[Outcome, dict[str, Any]]:
                 best = (accuracy, vectorizer, model, {"C": strength, "ngrams": list(ngrams)})
     assert best is not None
     _, vectorizer, model, chosen = best
-    rows, labels = vectorizer.transform(task.test.texts), task.test.labels.numpy()
-    loss = float(log_loss(labels, model.predict_proba(rows), labels=range(len(task.classes))))
-    return Outcome(float(model.score(rows, labels)), loss, 1.0, len(labels)), chosen
+    test = task.test
+    probabilities = model.predict_proba(vectorizer.transform(test.texts))
+    logits = torch.from_numpy(probabilities).clamp(min=torch.finfo(torch.float64).eps).log()
+    accuracy = float(test.criterion.score(logits, test.labels).double().mean())
+    loss = float(test.criterion.loss(logits, test.labels))
+    return Outcome(accuracy, loss, 1.0, len(test)), chosen
 
 
 # By name, as experiment files call them.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, get_type_hints
 
 from apportion.data.marked import Marked
 from apportion.data.task import TaskSpec
@@ -17,8 +17,17 @@ from apportion.files import check
 from apportion.method.units import UNITS, check_budget
 from apportion.models.encoder import EncoderConfig
 from apportion.study.claims import Claim
-from apportion.study.protocols import Timing
-from apportion.study.rules import FIELDS, check_claims, check_model, kind_of_stage, taken_by
+from apportion.study.protocols import MeasuredRows, Timing
+from apportion.study.rules import (
+    FIELDS,
+    FILE,
+    STAGE,
+    check_claims,
+    check_model,
+    kind_of_stage,
+    measured_rows,
+    taken_by,
+)
 from apportion.study.stages import Stage, TrainedStage
 from apportion.training.recipes import Recipe, recipe
 
@@ -60,7 +69,7 @@ class Experiment:
     paired: bool = False  # each optimisation seed has the data seed of its place
     figure: tuple[str, ...] = ()  # methods that are drawn and swept, where not all are
     beside_paper: str = ""  # what to know before comparing with the paper's numbers
-    test_rows: int | None = None  # that all of it is measured on, where not the task's own
+    test_rows: MeasuredRows | None = None  # where not the task's own
 
     @property
     def model_words(self) -> str:
@@ -71,6 +80,11 @@ class Experiment:
         shape = {**defaults, **self.model}
         kind = f"{shape['architecture']}, random weights, " if "architecture" in shape else ""
         return f"{kind}{shape['layers']} layers x {shape['heads']} heads, hidden {shape['hidden']}"
+
+    def of_seeds(self, count: int | None) -> Experiment:
+        """What is of the first so many optimisation seeds; of all, where no number is given."""
+        stages = [stage for stage in self.stages if stage.seed in self.seeds[:count]]
+        return replace(self, stages=tuple(stages))
 
     def stages_of(self, method: str) -> list[Stage]:
         """The stages of one method."""
@@ -127,7 +141,7 @@ def experiment_of(
     tables: Mapping[str, Any], folder: Path | None = None, weights: Path | None = None
 ) -> Experiment:
     """The experiment that the tables of a file describe."""
-    check("the file", tables, _FILE)
+    check("the file", tables, FILE)
     for needed in ("name", "seeds", "task", "model", "stage"):
         if needed not in tables:
             raise ValueError(f"{needed!r} is missing")
@@ -155,14 +169,13 @@ def experiment_of(
 
 def _shared(tables: Mapping[str, Any], task: TaskSpec, weights: Path | None) -> dict[str, Any]:
     """What a file says of all its stages at once."""
-    units, test_rows = tables.get("units", "heads"), tables.get("test_rows")
-    if test_rows is not None and (test_rows < 2 or not isinstance(task, Text)):
-        raise ValueError(f"test_rows are two or more texts, not {test_rows} rows of this task")
+    units = tables.get("units", "heads")
     return {
         "budgets": tuple(check_budget(b) for b in tables.get("budgets", BUDGETS[units])),
         "kinds": UNITS[units],
         "timing": _timing(tables.get("timing", {})),
-        "test_rows": test_rows,
+        "test_rows": measured_rows(tables, task),
+        "answers": tables.get("answers", False),
         "weights": weights,
     }
 
@@ -173,14 +186,20 @@ def _stages(
     """The stages of all [[stage]] entries, seed by seed, in the order of the file."""
     stages: list[Stage] = []
     for entry in tables["stage"]:
-        check(f"stage {entry.get('method')!r}", entry, _STAGE | get_type_hints(Recipe))
+        check(f"stage {entry.get('method')!r}", entry, STAGE | get_type_hints(Recipe))
         if "method" not in entry:
             raise ValueError("a [[stage]] has no method")
         if any(stage.method == entry["method"] for stage in stages):
             raise ValueError(f"there are two stages of method {entry['method']!r}")
         model = {**tables["model"], **entry.get("model", {})}
         check_model(model, task, shared["weights"])
-        for data_seed, seed in _cells(tables["seeds"], whole_grid=entry.get("grid", False)):
+        cells = _cells(tables["seeds"], whole_grid=entry.get("grid", False))
+        if not 1 <= entry.get("seeds", 1) <= len(cells):
+            raise ValueError(
+                f"stage {entry['method']!r} is of the first {entry['seeds']} seeds; there are "
+                f"{len(cells)}"
+            )
+        for data_seed, seed in cells[: entry.get("seeds")]:
             cell = {**shared, "task": replace(task, seed=data_seed), "seed": seed, "model": model}
             stages += _stages_of(entry, cell, stages)
     if len({stage.key for stage in stages}) < len(stages):
@@ -201,7 +220,7 @@ def _stages_of(
     """The stages of one [[stage]] entry for one seed: one, or one per budget with `each`."""
     kind = kind_of_stage(entry, cell["model"])
     same_seeds = [s for s in earlier if (s.task.seed, s.seed) == (cell["task"].seed, cell["seed"])]
-    as_it_stands = {name: entry[name] for name in taken_by(kind) & set(entry) & set(_STAGE)}
+    as_it_stands = {name: entry[name] for name in taken_by(kind) & set(entry) & set(STAGE)}
     made = []
     for only in entry.get("each", [None]):
         built: dict[str, Any] = {
@@ -217,7 +236,7 @@ def _stages_of(
 
 def _recipe(entry: Mapping[str, Any], only: float | None) -> Recipe:
     """The recipe of a [[stage]] with its numbers; that of a specialist is for its budget alone."""
-    numbers = {name: value for name, value in entry.items() if name not in _STAGE}
+    numbers = {name: value for name, value in entry.items() if name not in STAGE}
     chosen = recipe(entry["recipe"], **numbers)
     if only is None:
         return chosen
@@ -305,37 +324,3 @@ def _task(table: Mapping[str, Any], seed: int, folder: Path | None) -> Marked | 
 
 # Of the tables, where a file names none.
 BUDGETS = {"heads": (0.25, 0.5, 0.75), "all": tuple(n / 8 for n in range(1, 9))}
-_FILE = {
-    "name": str,
-    "title": str,
-    "beside_paper": str,
-    "figure": tuple[str, ...],
-    "timing": dict,
-    "budgets": tuple[float, ...],
-    "units": Literal["heads", "all"],
-    "test_rows": int,
-    "seeds": dict,
-    "task": dict,
-    "model": dict,
-    "stage": tuple[dict[str, Any], ...],
-    "row": tuple[dict[str, Any], ...],
-    "claim": tuple[dict[str, Any], ...],
-}
-_STAGE = {
-    "method": str,
-    "recipe": str,
-    "score": str,
-    "baseline": str,
-    "given": bool,
-    "from": str,
-    "teacher": str,
-    "model": dict,
-    "grid": bool,
-    "each": tuple[float, ...],
-    "latency": bool,
-    "keep": int,
-    "nested": bool,
-    "repair": bool,
-    "sweep": bool,
-    "made_by": dict,
-}

@@ -24,6 +24,18 @@ from apportion.serving.prediction import time_predictions
 from apportion.serving.skipping import Skipping
 from apportion.serving.timing import Arms, Timed, elastic_arms, time_arms, time_switching
 from apportion.study import records
+from apportion.study.answers import (
+    Answers,
+    Said,
+    answers_file,
+    check_same_rows,
+    dense_of,
+    has_answers,
+    noting,
+    read_file,
+    rows_digest,
+    smallest_integer,
+)
 from apportion.study.baselines import BASELINES
 from apportion.study.production import produce
 from apportion.study.protocols import Timing
@@ -32,25 +44,40 @@ from apportion.training.progress import Tick, telling
 
 
 def run_stage(
-    stage: Stage, runs: Path, *, progress: Callable[[Tick], None] | None = None
+    stage: Stage,
+    runs: Path,
+    *,
+    progress: Callable[[Tick], None] | None = None,
+    results: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """Trains and measures one stage; the last record says that all of them are there."""
+    """Trains and measures one stage; the last record says that all of them are there.
+
+    Answers to each row, where the stage asks for them, are kept beside the file of results.
+    """
     started = time.monotonic()
     measured: Sequence[records.Record]
     made: dict[str, Any] = {"training": None}
     if isinstance(stage, BaselineStage):
         task = stage.measured_on(stage.task.build())
-        outcome, chosen = BASELINES[stage.baseline](task)
+        noted, said = _noted(stage, task)
+        outcome, chosen = BASELINES[stage.baseline](noted)
         measured = [_point(stage, "baseline", 1.0, outcome, chosen=chosen)]
     else:
-        task = stage.build_task()
-        checkpoint = produce(stage, runs, progress=progress, task=task)
-        task = stage.measured_on(task)
-        measured = _measure(stage, checkpoint, task, telling(progress, "measuring"))
+        trained_on = stage.build_task()
+        checkpoint = produce(stage, runs, progress=progress, task=trained_on)
+        task = stage.measured_on(trained_on)
+        noted, said = _noted(stage, task)
+        measured = _measure(stage, checkpoint, noted, telling(progress, "measuring"))
         made["weights"] = weights_digest(checkpoint.model)
         made["parameters"] = count_parameters(plain_of(checkpoint.model))
         if isinstance(stage, TrainedStage):
             made["training"] = checkpoint.notes["training"]
+    if stage.answers:
+        dense = _dense_answers(stage, task, runs=runs, results=results)
+        found = _answers(stage, task, measured, said)
+        measured = [_judged_by_rows(record, found, dense) for record in measured]
+        if results is not None:
+            found.write(answers_file(stage, results))
     done = records.StageRecord(
         **stage.names,
         measures=stage.measures,
@@ -65,6 +92,53 @@ def run_stage(
         **records.provenance(threads=torch.get_num_threads()),
     )
     return [record.to_dict() for record in (*measured, done)]
+
+
+def _noted(stage: Stage, task: Task) -> tuple[Task, list[Said]]:
+    """The task with test rows that note what is said of them, where the stage keeps answers."""
+    test, said = noting(task.test) if stage.answers else (task.test, [])
+    return replace(task, test=test), said
+
+
+def _answers(
+    stage: Stage, task: Task, measured: Sequence[records.Record], said: Sequence[Said]
+) -> Answers:
+    """The answers behind some points: each was one pass over the rows, in the order of points."""
+    points = [record for record in measured if isinstance(record, records.PointRecord)]
+    labels = task.test.labels.numpy().astype(smallest_integer(len(task.classes)))
+    by_point = {(p.form, p.budget): answer for p, answer in zip(points, said, strict=True)}
+    found = Answers(stage.measures, rows_digest(task.test), labels, by_point)
+    for p in points:
+        assert p.accuracy == round(float(found.right(p.form, p.budget).mean()), 6), p
+    return found
+
+
+def _judged_by_rows(
+    record: records.Record, answers: Answers, dense: Answers | None
+) -> records.Record:
+    """A point with what only the answers to each row can tell."""
+    if not isinstance(record, records.PointRecord):
+        return record
+    point = record.form, record.budget
+    record = replace(record, ece=round(answers.calibration_error(*point), 6))
+    if dense is None:
+        return record
+    agreement = answers.said[point].agreement(dense.said["dense", 1.0])
+    return replace(record, agreement=round(agreement, 6))
+
+
+def _dense_answers(stage: Stage, task: Task, *, runs: Path, results: Path | None) -> Answers | None:
+    """The answers of a stage's dense model: read, or made while another process measures it."""
+    dense = dense_of(stage)
+    if dense is None:
+        return None
+    if results is not None and has_answers(dense, results):
+        answers = read_file(answers_file(dense, results))
+        check_same_rows(answers.rows, rows_digest(task.test))
+        return answers
+    noted, said = _noted(dense, task)
+    measured = _measure(dense, produce(dense, runs), noted, telling(None, "measuring"))
+    return _answers(dense, task, measured, said)
 
 
 def _measure(

@@ -11,7 +11,9 @@ import tomlkit
 
 from apportion.data.sources import Source, read_source
 from apportion.data.text import Drawn, Text, classes_of, draw
-from apportion.elastic.checkpoint import Checkpoint, save
+from apportion.data.unlabelled import MOST, UNLABELLED
+from apportion.elastic.checkpoint import Checkpoint, limit, save
+from apportion.elastic.vouching import AGREEMENT, asking
 from apportion.models.hub import load_model, load_tokenizer, weights_files_digest
 from apportion.study.experiment import BUDGETS, Experiment, experiment_of
 from apportion.study.production import produce
@@ -27,6 +29,7 @@ class Preset:
     tables: dict[str, Any]
     reasons: Mapping[str, str]  # of a stage, by its method
     warning: str = ""
+    agreement: float = AGREEMENT  # with the whole model, of every budget in a converted one's range
 
     def experiment(self) -> Experiment:
         """The experiment that the tables describe."""
@@ -42,6 +45,8 @@ class Preset:
                 document.add(name, tomlkit.item(value))
         if "data" in self.tables["task"]:
             document["task"]["digest"].comment("of its rows: other rows are not taken")
+        if "unlabelled" in self.tables["task"]:
+            document["task"]["unlabelled"].comment("rows at most; their labels are not read")
         stages = tomlkit.aot()
         for entry in self.tables["stage"]:
             stage = tomlkit.table()
@@ -53,12 +58,24 @@ class Preset:
         return tomlkit.dumps(document)
 
 
-def deliver(plan: Experiment, have: Sequence[Mapping[str, Any]], into: Path) -> Checkpoint:
+def deliver(
+    plan: Experiment,
+    have: Sequence[Mapping[str, Any]],
+    into: Path,
+    *,
+    agreement: float = AGREEMENT,
+) -> Checkpoint:
     """The last model of an experiment, written with what was measured on it, and the report."""
     last = plan.stages[-1]
     made = produce(last, into / "stages")
     measured = [dict(r) for r in have if (r["kind"], r["stage"]) == ("point", last.key)]
-    checkpoint = replace(made, notes={**made.notes, "measured": measured})
+    notes = {**made.notes, "measured": measured}
+    if "vouched" in notes["training"]:
+        told = asking(notes["training"]["vouched"], agreement)
+        notes["training"] = {**notes["training"], "vouched": told}
+        if "agreement" in told:  # it was measured below its range, too
+            limit(made.model, last.floor, told.get("from", 1.0))
+    checkpoint = replace(made, notes=notes)
     save(checkpoint, into / "checkpoint")
     write_page(plan, list(have), into / "report.html")
     return checkpoint
@@ -74,6 +91,7 @@ def conversion_preset(
     rows: int,
     held_out: int,
     units: str = "all",
+    agreement: float = AGREEMENT,
     data_seed: int = 1,
 ) -> Preset:
     """A knob for a fine-tuned model, and at most so many rows to make and to measure it with."""
@@ -103,7 +121,8 @@ def conversion_preset(
         ],
     }
     why = "Units in the order of a score; what stays makes up for what a budget switches off."
-    return Preset("convert", tables, {"converted": why}, "" if source.test else _NO_TEST_ROWS)
+    warning = "" if source.test else _NO_TEST_ROWS
+    return Preset("convert", tables, {"converted": why}, warning, agreement)
 
 
 def training_preset(
@@ -121,17 +140,21 @@ def training_preset(
     lam: float | None = None,
     beta: float | None = None,
     units: str = "heads",
+    unlabelled: str | None = None,
+    unlabelled_rows: int | None = None,
     seed: int = 7,
     data_seed: int = 1,
 ) -> Preset:
     """A dense start, then budgets: on texts, or on marked tokens where there is no data.
 
     A pretrained model or an encoder of our own is the start; numbers that are not given are those
-    of the kind of task and model.
+    of the kind of task and model. Texts without labels are a file, or "train": training rows that
+    are not drawn. Where all units are trained, they are the folder's unlabelled.csv by default.
     """
     kind: Kind = ("pretrained" if pretrained else "text") if data else "marked"
     if length is None:
         length = 32 if kind == "marked" else 128
+    more = 0
     if data is None:
         count = 4096 if rows is None else rows
         others = max(2, count // 4) if held_out is None else held_out
@@ -142,15 +165,28 @@ def training_preset(
     else:
         spec = Text(data, text=tuple(text), label=label, length=length, seed=data_seed)
         spec = replace(spec, train=rows, validation=held_out, test=held_out)
+        if units == "all" and not unlabelled and (Path(data).expanduser() / UNLABELLED).exists():
+            unlabelled = "file"
+        if unlabelled_rows and not unlabelled:
+            raise ValueError(
+                f"{data} has no {UNLABELLED} to take {unlabelled_rows:,} texts from; name a file "
+                "of them, or train: training rows that are not drawn"
+            )
+        if unlabelled and unlabelled_rows != 0:
+            most = MOST if unlabelled_rows is None else unlabelled_rows
+            spec = replace(spec, unlabelled=most, unlabelled_from=unlabelled)
         drawn = draw(spec, read_source(data, text, label))
         title, task = _title(data), _text_table(spec, drawn)
+        more = len(drawn.unlabelled.texts) if drawn.unlabelled else 0
     if pretrained and data:
         model = model_table(pretrained, length, drawn.classes)
     else:
         model = {**_SHAPES[kind], **(shape or {})}
     dense, nested = (
         {"recipe": step.pop("name"), **step}
-        for step in steps(kind, task["train"], epochs=epochs, nested_epochs=budgeted_epochs)
+        for step in steps(
+            kind, task["train"], unlabelled=more, epochs=epochs, nested_epochs=budgeted_epochs
+        )
     )
     start = {"method": "dense", **dense}
     if units == "all":
@@ -186,7 +222,7 @@ def model_table(
     return {"pretrained": name, **({"digest": digest} if digest else {})}
 
 
-_ORDERED = {"score": "squared-gradient", "nested": True, "repair": True}
+_ORDERED = {"score": "fisher", "nested": True, "search": True, "repair": True}
 _NO_TEST_ROWS = (
     "there are no test rows: budgets are measured on training rows, and if the model was trained "
     "on those, it does better on them than it would on others"
@@ -195,10 +231,10 @@ _GATED_REASONS = {
     "gradient": "Gates start in the order of a score, and learn from the dense model."
 }
 _NESTED_REASONS = {
-    "repaired": "Heads and feed-forward blocks in one order, by a score; what stays makes up for "
-    "what is switched off.",
-    "nested": "All budgets learn from the dense model, several of them in each step: the recipe, "
-    "the budgets and the\ntiming of the study on AG News (experiments/elastic-ag-news.toml).",
+    "repaired": "Heads and feed-forward blocks in one order, by a score and a search; what stays "
+    "makes up for\nwhat is switched off.",
+    "nested": "All budgets learn from the dense model, one in each step, about views of the texts: "
+    "the recipe of\nthe study on AG News (experiments/nested-ag-news.toml).",
 }
 _OWN_NUMBERS = (
     "All budgets learn from the dense model, several of them in each step. Numbers of an encoder "
@@ -259,6 +295,11 @@ def _title(data: str) -> str:
 
 def _text_table(spec: Text, drawn: Drawn) -> dict[str, Any]:
     """What the file says of some texts: the digest of all rows, and how many are drawn."""
+    unlabelled = {
+        "unlabelled": spec.unlabelled,
+        "unlabelled_from": spec.unlabelled_from,
+        "unlabelled_digest": drawn.unlabelled_digest,
+    }
     return {
         "kind": "text",
         "data": spec.data,
@@ -267,6 +308,7 @@ def _text_table(spec: Text, drawn: Drawn) -> dict[str, Any]:
         "label": spec.label,
         "length": spec.length,
         **{name: len(rows) for name, rows in drawn.rows.items()},
+        **{name: value for name, value in unlabelled.items() if value is not None},
     }
 
 

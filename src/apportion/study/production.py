@@ -25,7 +25,14 @@ from apportion.models.sites import largest_block
 from apportion.models.surgery import cut
 from apportion.study.experiment import task_of
 from apportion.study.records import provenance
-from apportion.study.stages import VERSIONS, ScoredStage, Stage, TrainedStage, checkpoint_folder
+from apportion.study.stages import (
+    OLDER_SCORES,
+    VERSIONS,
+    ScoredStage,
+    Stage,
+    TrainedStage,
+    checkpoint_folder,
+)
 from apportion.training.loop import fit
 from apportion.training.progress import Tick, telling
 
@@ -82,6 +89,7 @@ def produce(
             seed=stage.seed,
             teacher=teacher,
             state=state,
+            answers=_answers_file(stage, runs),
             progress=progress,
         )
         model = fitted.model
@@ -99,6 +107,7 @@ def produce(
         "task": dict(task.spec),
         "classes": list(task.classes),
         "data": task.digest(),
+        **({"unlabelled": task.facts["unlabelled"]} if task.unlabelled else {}),
         **({"pretrained": stage.model["pretrained"]} if "pretrained" in stage.model else {}),
         "method": stage.method,
         "seed": stage.seed,
@@ -113,6 +122,13 @@ def produce(
     save(checkpoint, folder)
     discard(state)
     return checkpoint
+
+
+def _answers_file(stage: TrainedStage, runs: Path) -> Path | None:
+    """Where a teacher's answers are kept: students that read the same views share them."""
+    if stage.teacher is None or not stage.recipe.views:
+        return None
+    return runs / f"answers-{stage.teacher.key}-{stage.recipe.views}.safetensors"
 
 
 def _score(
@@ -133,7 +149,10 @@ def _score(
         units="heads" if stage.kinds == UNITS["heads"] else "all",
         score=lambda elastic: score(elastic, task, stage.seed, with_gates, tell),
         nested=stage.nested,
+        searched=stage.search,
         repaired=stage.repair,
+        # Stages with the older scores were made before last layers could be short.
+        first_token=False if stage.score in OLDER_SCORES else None,
         progress=lambda what, done, of: telling(progress, what)(done, of),
         **first,
     )

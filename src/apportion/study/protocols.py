@@ -1,11 +1,13 @@
-"""Protocols: how the models of an experiment are timed."""
+"""Protocols: which rows the models of an experiment are measured on, and how they are timed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from apportion.data.task import TaskSpec
-from apportion.data.text import Text
+from apportion.data.sources import read_source
+from apportion.data.task import SPLITS, Task, TaskSpec
+from apportion.data.text import Text, facts_of
 from apportion.method.units import check_budget
 from apportion.serving.timing import TIMED_FORMS
 
@@ -47,3 +49,56 @@ class Timing:
             return (None,)
         asked = (("single", self.single), ("short", self.short))
         return ("padded", "grouped", *(name for name, wanted in asked if wanted))
+
+
+@dataclass(frozen=True)
+class MeasuredRows:
+    """The test rows that models are measured on, where those are not the task's own.
+
+    All of the test file, or so many of it. With a seed they are the same whatever the seed of the
+    data; without, each seed of the data draws its own.
+    """
+
+    rows: int | str  # a number, or "all"
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows != "all" and (isinstance(self.rows, str) or self.rows < 2):
+            raise ValueError(f'test_rows are two or more texts, or "all", not {self.rows!r}')
+        if self.seed is not None and (self.rows == "all" or self.seed < 0):
+            raise ValueError(
+                "test_seed, 0 or more, draws a number of test_rows, "
+                f"not {self.rows} by seed {self.seed}"
+            )
+
+    @property
+    def same_for_all(self) -> bool:
+        """Whether every seed of the data is measured on the same rows."""
+        return self.rows == "all" or self.seed is not None
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the rows, beside the data: part of the hash of what is measured."""
+        return {"rows": self.rows} | ({} if self.seed is None else {"test_seed": self.seed})
+
+    def describe(self) -> str:
+        """The rows in a few words."""
+        rows = self.rows if isinstance(self.rows, str) else f"{self.rows:,}"
+        return f"{rows}, the same for every seed" if self.same_for_all else rows
+
+    def of(self, spec: Text, task: Task) -> Task:
+        """The task with these test rows; what was trained on stays as it is."""
+        assert task.words is not None
+        if read_source(spec.folder or spec.data, spec.text, spec.label).test is None:
+            raise ValueError(
+                "test_rows needs data with a test file of its own: other test rows "
+                "would be other training rows"
+            )
+        size = None if isinstance(self.rows, str) else self.rows
+        # A seed also decides the order of the rows, so all of them have a fixed one, too.
+        drawn_by = self.seed or 0 if self.same_for_all else spec.seed
+        bare = replace(spec, unlabelled=None, unlabelled_from=None, unlabelled_digest=None)
+        test = replace(bare, test=size, seed=drawn_by).build(task.words).test
+        wider = replace(task, test=test)
+        splits = {name: wider.split(name) for name in SPLITS}
+        facts = facts_of(splits, task.classes, task.words)
+        return replace(wider, facts={**task.facts, **facts})

@@ -66,7 +66,9 @@ class StageRecord(TracedRecord):
     recipe: Annotated[dict[str, Any] | None, "the numbers it was trained by"]
     score: Annotated[str | None, "name of the source of its scores"]
     data: Annotated[str, "digest of the rows"]
-    facts: Annotated[dict[str, Any], "about the rows: splits, duplicates, vocabulary"] = ABSENT
+    facts: Annotated[
+        dict[str, Any], "about the rows: splits, duplicates, vocabulary, unlabelled texts"
+    ] = ABSENT
     weights: Annotated[str, "digest of the weights; a baseline has none"] = ABSENT
     parameters: Annotated[int, "of the plain model, without gates"] = ABSENT
     training: Annotated[dict[str, Any] | None, "epochs, the best one, seconds, processes"]
@@ -86,6 +88,8 @@ class PointRecord(Record):
     accuracy: Annotated[float, "share of the rows that are classified right"]
     loss: Annotated[float, "mean cross-entropy"]
     cost: Annotated[float, "share of the units' compute that stays on"]
+    ece: Annotated[float, "expected calibration error, 15 bins of equal width"] = ABSENT
+    agreement: Annotated[float, "share of the rows that get the dense model's class"] = ABSENT
     chosen: Annotated[dict[str, Any], "a baseline's numbers, chosen on validation rows"] = ABSENT
 
 
@@ -107,6 +111,10 @@ class ScoresRecord(Record):
     share_of_whole_passes: Annotated[float, "time, over that of whole passes, in older records"] = (
         ABSENT
     )
+    search_rows: Annotated[int, "rows that the search measured divergences on"] = ABSENT
+    search_passes: Annotated[int, "of a row through the whole model, or as much work"] = ABSENT
+    search_kept: Annotated[dict[str, list[int]], "units of each site, by budget"] = ABSENT
+    search_seconds: Annotated[float, "the search took"] = ABSENT
     repair_rows: Annotated[int, "rows that the repair was fitted to"] = ABSENT
     repair_held_out: Annotated[int, "rows that decided how far to trust the fit"] = ABSENT
     repair_weighting: Annotated[
@@ -115,6 +123,11 @@ class ScoresRecord(Record):
     repair_share: Annotated[float, "share of the fit that was taken"] = ABSENT
     repair_ridges: Annotated[list[float], "λ, one per site"] = ABSENT
     repair_seconds: Annotated[float, "the repair took"] = ABSENT
+    vouched: Annotated[
+        dict[str, Any],
+        "other texts: how many, the agreement asked for, from which budget on it holds, and by "
+        "budget the share answered as the whole model with its 95 % lower bound",
+    ] = ABSENT
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from apportion.data.task import TaskSpec
 from apportion.data.text import Text
@@ -13,6 +13,7 @@ from apportion.files import check
 from apportion.models.encoder import EncoderConfig
 from apportion.models.sites import ARCHITECTURES
 from apportion.study.claims import TIMED, Claim, check_claim
+from apportion.study.protocols import MeasuredRows
 from apportion.study.stages import BaselineStage, GivenStage, ScoredStage, Stage, TrainedStage
 from apportion.training.recipes import Recipe
 
@@ -21,6 +22,46 @@ _SHAPE = {
     name: hint
     for name, hint in get_type_hints(EncoderConfig).items()
     if name not in ("vocabulary", "length", "classes", "model_type")  # those are not to choose
+}
+
+# The keys of a file, and of a [[stage]] in it beside the numbers of its recipe.
+FILE = {
+    "name": str,
+    "title": str,
+    "beside_paper": str,
+    "figure": tuple[str, ...],
+    "timing": dict,
+    "budgets": tuple[float, ...],
+    "units": Literal["heads", "all"],
+    "test_rows": int | str,
+    "test_seed": int,
+    "answers": bool,
+    "seeds": dict,
+    "task": dict,
+    "model": dict,
+    "stage": tuple[dict[str, Any], ...],
+    "row": tuple[dict[str, Any], ...],
+    "claim": tuple[dict[str, Any], ...],
+}
+STAGE = {
+    "method": str,
+    "recipe": str,
+    "score": str,
+    "baseline": str,
+    "given": bool,
+    "from": str,
+    "teacher": str,
+    "model": dict,
+    "grid": bool,
+    "each": tuple[float, ...],
+    "latency": bool,
+    "keep": int,
+    "nested": bool,
+    "seeds": int,  # of the first so many, where not of all
+    "search": bool,
+    "repair": bool,
+    "sweep": bool,
+    "made_by": dict,
 }
 
 
@@ -50,6 +91,26 @@ def check_model(model: Mapping[str, Any], task: TaskSpec, weights: Path | None) 
     EncoderConfig(vocabulary=1, length=task.length, **model)
 
 
+def measured_rows(tables: Mapping[str, Any], task: TaskSpec) -> MeasuredRows | None:
+    """The test rows that a file asks for in place of the task's own.
+
+    Answers of several data seeds are compared row by row, so those need the same rows.
+    """
+    rows, seed = tables.get("test_rows"), tables.get("test_seed")
+    if rows is None and seed is not None:
+        raise ValueError("test_seed draws test_rows, and the file does not say how many")
+    if rows is not None and not isinstance(task, Text):
+        raise ValueError(f"test_rows are two or more texts, not {rows} rows of this task")
+    measured = None if rows is None else MeasuredRows(rows, seed)
+    several = len(tables["seeds"]["data"]) > 1
+    if tables.get("answers") and several and not (measured and measured.same_for_all):
+        raise ValueError(
+            "answers needs the same test rows for all data seeds: "
+            'test_rows = "all", or a number of them with a test_seed'
+        )
+    return measured
+
+
 # The kinds of stages, by the key of a [[stage]] that asks for one, and what else each one takes.
 _KINDS: dict[str, tuple[type[Stage], str]] = {
     "recipe": (
@@ -64,7 +125,7 @@ _KINDS: dict[str, tuple[type[Stage], str]] = {
     "baseline": (BaselineStage, "is a baseline: it needs nothing else"),
     "given": (GivenStage, "is a model as given: it needs nothing else"),
 }
-_OF_ALL = {"method", "model", "grid", "sweep", "made_by"}  # keys that every kind takes
+_OF_ALL = {"method", "model", "grid", "seeds", "sweep", "made_by"}  # keys that every kind takes
 FIELDS = {"from": "parent", "each": "only"}  # keys that a stage has under another name
 
 

@@ -23,9 +23,11 @@ from apportion.elastic.repairing import REPAIRED_AT
 from apportion.elastic.scoring import SOURCES
 from apportion.models.hub import load_tokenizer
 from apportion.study.baselines import BASELINES
-from apportion.study.protocols import Timing
+from apportion.study.protocols import MeasuredRows, Timing
 from apportion.training.recipes import Recipe
 
+# Scores of the first studies, whose models compute their last layer for all tokens.
+OLDER_SCORES = ("loss-increase", "squared-gradient", "learned", "random", "uniform")
 # The arithmetic that decides what stages make. Whoever changes it counts its version up: the stages
 # that use it get other keys, and so are due again. Version 1 stands in no key.
 VERSIONS = {"scoring": 1, "repair": 2, "training": 1}
@@ -46,7 +48,8 @@ class Stage:
     budgets: tuple[float, ...]  # of the tables
     kinds: tuple[str, ...] = ("heads",)  # of units that can be switched off
     sweep: bool = True  # measured at the sweep's budgets, and not only at those of the tables
-    test_rows: int | None = None  # measured on so many, where not on the task's own
+    test_rows: MeasuredRows | None = None  # where not the task's own
+    answers: bool = False  # what it says of each test row is kept
     made_by: Mapping[str, int] = field(default_factory=dict)  # versions, where not today's
     timing: Timing = field(default_factory=Timing)
     weights: Path | None = None  # folder of the pretrained model, if not where its name says
@@ -63,7 +66,8 @@ class Stage:
     latency: bool = field(default=False, init=False)  # this is the model that is timed
     keep: int = field(default=0, init=False)  # units of each layer that scores leave
     nested: bool = field(default=False, init=False)  # scores give one order for all budgets
-    repair: bool = field(default=False, init=False)  # in closed form, after scoring
+    search: bool = field(default=False, init=False)  # of what budgets keep, after scoring
+    repair: bool = field(default=False, init=False)  # in closed form, after both
     given: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -110,6 +114,7 @@ class Stage:
             # A model without gates does not know of units that others switch off.
             "kinds": self.has_gates and self.kinds != ("heads",) and list(self.kinds),
             "nested": self.nested,
+            "search": self.search,
             "repair": self.repair,
             "versions": {name: version for name, version in versions.items() if version > 1},
         }
@@ -161,7 +166,7 @@ class Stage:
     def measures(self) -> str:
         """A hash of what is measured on it: a change of budgets measures again, trains not."""
         measured = {"budgets": self.budgets, "sweep": self.swept_at, "only": self.only, "v": 1}
-        return _digest(measured | ({"rows": self.test_rows} if self.test_rows else {}))
+        return _digest(measured | (self.test_rows.identity() if self.test_rows else {}))
 
     def build_task(self) -> Task:
         """The task with its rows; a pretrained model brings its own words."""
@@ -174,13 +179,7 @@ class Stage:
         if self.test_rows is None:
             return task
         assert isinstance(self.task, Text)
-        wider = replace(self.task, test=self.test_rows).build(task.words)
-        if wider.train.digest() != task.train.digest():
-            raise ValueError(
-                "test_rows needs data with a test file of its own: other test rows "
-                "would be other training rows"
-            )
-        return wider
+        return self.test_rows.of(self.task, task)
 
     @property
     def timed_at(self) -> tuple[float, ...]:
@@ -264,6 +263,7 @@ class ScoredStage(Stage):
     latency: bool = False
     keep: int = 0  # units of each layer that scores leave, whatever they say
     nested: bool = False  # units stand in the one order of all budgets
+    search: bool = False  # what small budgets keep is measured together
     repair: bool = False  # what stays makes up for what a budget switches off
 
     def __post_init__(self) -> None:
@@ -273,9 +273,9 @@ class ScoredStage(Stage):
         has_teacher = self.teacher is not None and self.teacher.has_gates
         if has_teacher != (self.score == "learned"):
             raise ValueError("score 'learned', and no other, needs a teacher with gates")
-        if self.repair and (not self.nested or self.keep):
+        if (self.repair or self.search) and (not self.nested or self.keep):
             raise ValueError(
-                f"stage {self.method!r} has repair, which needs nested = true and no keep"
+                f"stage {self.method!r} has search or repair, which need nested = true and no keep"
             )
 
     @property

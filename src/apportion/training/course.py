@@ -18,6 +18,8 @@ from apportion.training.recipes import Recipe, recipe
 
 Kind = Literal["marked", "text", "pretrained"]  # an encoder of ours without or with words, or not
 _ROWS_SEEN = 80_000  # as in the study on AG News; few rows are gone through more often
+# By a pretrained encoder: while it is trained whole, and while all budgets learn from that.
+_DENSE_ROWS, _TAUGHT_ROWS = 6_000, 20_000
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,11 @@ def train(
     those that are given. The given model is left alone.
     """
     kind: Kind = "text" if task.words else "marked"
-    first, last = steps("pretrained" if is_of_transformers(model) else kind, len(task.train))
+    first, last = steps(
+        "pretrained" if is_of_transformers(model) else kind,
+        len(task.train),
+        unlabelled=len(task.unlabelled or ()),
+    )
     whole = None
     if not fine_tuned:
         how = dense or recipe(**first)
@@ -72,16 +78,21 @@ def train(
 
 
 def steps(
-    kind: Kind, rows: int, *, epochs: int | None = None, nested_epochs: int | None = None
+    kind: Kind,
+    rows: int,
+    *,
+    unlabelled: int = 0,
+    epochs: int | None = None,
+    nested_epochs: int | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The dense and the nested step for so many rows: a recipe's name, and what changes in it."""
+    passes = min(20, max(1, round(_TAUGHT_ROWS / max(1, rows + unlabelled))))
+    passes = passes if nested_epochs is None else nested_epochs
+    taught = {"name": "nested-encoder", "epochs": passes, "views": min(5, passes)}
     if kind == "pretrained":
-        given = {"dense-pretrained": epochs, "nested-pretrained": nested_epochs}
-        first, last = (
-            {"name": name, "epochs": recipe(name).epochs if count is None else count}
-            for name, count in given.items()
-        )
-        return first, last
+        if epochs is None:  # few rows are gone through more often; the best epoch is kept
+            epochs = min(10, max(recipe("dense-encoder").epochs, round(_DENSE_ROWS / rows)))
+        return {"name": "dense-encoder", "epochs": epochs}, taught
     # Numbers of an encoder of our own; no study was made of its nested training.
     of_texts = kind == "text"
     if epochs is None:
@@ -99,4 +110,6 @@ def steps(
     if of_texts:  # the tokens of the other task are no words
         dense |= {"lr": 2e-3, "warmup": 0.1, "word_dropout": 0.3}
         nested |= {"word_dropout": 0.3}
+    if unlabelled:
+        nested = {**taught, "batch_size": 64, "lr": 1e-3}
     return dense, nested

@@ -19,8 +19,9 @@ from apportion.data.task import Task
 from apportion.elastic.elastic import Elastic, plain_of
 from apportion.elastic.evaluation import sum_scores
 from apportion.training.allocator import keep_freed_memory
+from apportion.training.averaging import Average, copy_weights
 from apportion.training.objectives import OBJECTIVES, Batch, Teacher, step_losses
-from apportion.training.progress import Tick
+from apportion.training.progress import Tick, telling
 from apportion.training.recipes import Recipe
 from apportion.training.resume import TrainingState, load_state, run_identity, save_state
 from apportion.training.schedule import (
@@ -31,6 +32,7 @@ from apportion.training.schedule import (
     parameter_groups,
     row_order,
 )
+from apportion.training.transfer import Transfer, transfer
 
 
 @dataclass(frozen=True)
@@ -65,18 +67,20 @@ def fit(
     seed: int,
     teacher: nn.Module | None = None,
     state: Path | None = None,
+    answers: Path | None = None,
     save_every: float = 30.0,
     progress: Callable[[Tick], None] | None = None,
 ) -> Fitted:
     """A new model, trained by the recipe; the given one is left alone.
 
     The epoch that is best on validation is kept: the highest accuracy averaged over the recipe's
-    budgets, ties to the lower objective. With a `state` file, training is saved there every
-    `save_every` seconds, and goes on from it if it exists.
+    budgets, ties to the lower objective; of a recipe with an average, the last one. With a `state`
+    file, training is saved there every `save_every` seconds, and goes on from it if it exists. A
+    recipe with views asks its teacher beforehand; `answers` is a file to keep what it says.
     """
     _check(model, task, recipe, teacher)
     keep_freed_memory()
-    run = _Run(model, task, recipe, seed, teacher, state, save_every, progress)
+    run = _Run(model, task, recipe, seed, teacher, state, answers, save_every, progress)
     with torch.random.fork_rng():
         return run.train()
 
@@ -92,6 +96,7 @@ class _Run:
         seed: int,
         teacher: nn.Module | None,
         state: Path | None,
+        answers: Path | None,
         save_every: float,
         progress: Callable[[Tick], None] | None,
     ) -> None:
@@ -105,19 +110,28 @@ class _Run:
         self.base_lrs = [group["lr"] for group in optimizer.param_groups]
         self.student: nn.Module
         self.optimizer: torch.optim.Optimizer
-        self.student, self.optimizer = self.accelerator.prepare(student, optimizer)
+        # Accelerate sums gradients of models that are called; a nested one is called by its views.
+        self.sums_gradients = recipe.form == "nested" and self.accelerator.num_processes > 1
+        if self.sums_gradients:
+            self.student = student.to(self.accelerator.device)
+            self.optimizer = self.accelerator.prepare(optimizer)
+        else:
+            self.student, self.optimizer = self.accelerator.prepare(student, optimizer)
         self.objective = OBJECTIVES[recipe.objective](self.student, recipe, self.accelerator)
         self.model = self.objective.model  # without what Accelerate wraps it in
         self.teacher = None
         if teacher is not None:
             copied = copy.deepcopy(teacher).to(self.accelerator.device)
             self.teacher = Teacher(copied, recipe.lowest)
-        self.steps_per_epoch = math.ceil(len(task.train) / recipe.batch_size)
+        self.transfer = self._ask_teacher(answers) if recipe.views else None
+        rows = len(self.transfer or task.train)
+        self.steps_per_epoch = math.ceil(rows / recipe.batch_size)
         self.steps = self.steps_per_epoch * recipe.epochs
         self.step = 0
         self.history: list[Epoch] = []
         self.best: Epoch | None = None
         self.best_weights: dict[str, Tensor] = {}
+        self.average = Average(self.model, recipe.average)
         self.epoch_loss = 0.0
         self.seconds = 0.0
 
@@ -174,7 +188,7 @@ class _Run:
         batch, weight = self._batch(epoch, inside)
         for group, lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = lr * learning_rate_share(recipe, self.step, self.steps)
-        self.student.train()
+        self.student.train(recipe.dropout)
         self.optimizer.zero_grad()
         value, costs = 0.0, 0.0
         criterion = self.task.train.criterion
@@ -185,9 +199,33 @@ class _Run:
             costs += cost
             value += self._finite(float(loss.detach()))
             self.accelerator.backward(loss)
+        if self.sums_gradients:
+            self._sum_gradients()
         self.accelerator.clip_grad_norm_(self.student.parameters(), recipe.clip)
         self.optimizer.step()
+        self.average.follow(self.step)
         return value, costs / len(budgets)
+
+    def _sum_gradients(self) -> None:
+        """The mean of all processes' gradients: every process has those of the same weights."""
+        own = [p.grad for p in self.student.parameters() if p.grad is not None]
+        flat = self.accelerator.reduce(torch.cat([one.flatten() for one in own]), "mean")
+        for gradient, mean in zip(own, flat.split([one.numel() for one in own]), strict=True):
+            gradient.copy_(mean.view_as(gradient))
+
+    def _ask_teacher(self, answers: Path | None) -> Transfer:
+        """Views of the texts with the teacher's answers."""
+        assert self.teacher is not None
+        return transfer(
+            self.teacher.model,
+            self.task,
+            count=self.recipe.views,
+            seed=self.task.spec.get("seed", self.seed),
+            calibrated=self.recipe.calibrated,
+            accelerator=self.accelerator,
+            kept=answers,
+            progress=telling(self.progress, "teacher"),
+        )
 
     def _finite(self, loss: float) -> float:
         if not math.isfinite(loss):
@@ -199,7 +237,9 @@ class _Run:
 
     def _batch(self, epoch: int, inside: int) -> tuple[Batch, float]:
         """This process's rows of the step's batch, and their weight among all processes."""
-        recipe, split, words = self.recipe, self.task.train, self.task.words
+        recipe, words = self.recipe, self.task.words
+        view = epoch % max(1, recipe.views)
+        split = self.transfer.views[view] if self.transfer else self.task.train
         size = recipe.batch_size
         order = row_order(self.seed, epoch, len(split), split.lengths, size)
         rows = order[inside * size :][:size]
@@ -207,24 +247,30 @@ class _Run:
         mine = rows[self.accelerator.process_index :: world]
         # Processes are averaged as equals, so a smaller share has to count for less.
         weight = len(mine) * world / len(rows)
-        inputs, labels = split.batch(mine if len(mine) else rows[:1])
+        mine = mine if len(mine) else rows[:1]
+        inputs, labels = split.batch(mine)
         device = self.accelerator.device
         noisy = inputs = {name: values.to(device) for name, values in inputs.items()}
+        if self.transfer:
+            answers = self.transfer.answers[view][mine].to(device)
+            return Batch(inputs, inputs, labels.to(device), answers), weight
         if recipe.word_dropout and words:
             noisy = drop_words(inputs, recipe.word_dropout, words.unknown, words.marks)
         taught = noisy if recipe.noisy_teacher else inputs
         return Batch(taught, noisy, labels.to(device)), weight
 
     def _end_epoch(self, epoch: int) -> None:
-        accuracy, objective = self._validate()
+        with self.average.in_place():
+            accuracy, objective = self._validate()
+            weights = copy_weights(self.model)
         done = Epoch(
             epoch + 1, self.epoch_loss / self.steps_per_epoch, accuracy, objective, self.seconds
         )
         self.history.append(done)
         best = self.best
-        if best is None or (accuracy, -objective) > (best.accuracy, -best.objective):
-            self.best = done
-            self.best_weights = _copy_weights(self.model)
+        better = best is None or (accuracy, -objective) > (best.accuracy, -best.objective)
+        if better or self.recipe.average:
+            self.best, self.best_weights = done, weights
 
     def _validate(self) -> tuple[float, float]:
         """Accuracy and objective on validation, averaged over the recipe's budgets."""
@@ -252,7 +298,8 @@ class _Run:
         }
         weights = self.model.state_dict()
         moments = self.optimizer.state_dict()["state"]
-        save_state(self.state_path, TrainingState(weights, self.best_weights, moments, notes))
+        state = TrainingState(weights, self.best_weights, moments, notes, self.average.weights)
+        save_state(self.state_path, state)
 
     def _resume(self) -> None:
         if self.state_path is None or not self.state_path.exists():
@@ -267,6 +314,7 @@ class _Run:
         now = self.optimizer.state_dict()
         self.optimizer.load_state_dict({**now, "state": saved.moments})
         self.best_weights = saved.best
+        self.average.go_on_from(saved.average)
         notes = saved.notes
         self.step = notes["step"]
         self.history = [Epoch(**epoch) for epoch in notes["history"]]
@@ -285,6 +333,8 @@ def _check(model: nn.Module, task: Task, recipe: Recipe, teacher: nn.Module | No
         raise ValueError(f"recipe {recipe.name!r} trains a plain model; give it `elastic.plain()`")
     if recipe.form is not None and not elastic:
         raise ValueError(f"recipe {recipe.name!r} trains gates; wrap the model: `Elastic(model)`")
+    if recipe.views and (teacher is None or isinstance(teacher, Elastic) or task.words is None):
+        raise ValueError(f"recipe {recipe.name!r} has views: texts, and a plain teacher to ask")
     if recipe.hidden and teacher is None:
         raise ValueError(f"recipe {recipe.name!r} has hidden, and there is no teacher")
 
@@ -295,7 +345,3 @@ def _copy_for(model: nn.Module, recipe: Recipe) -> nn.Module:
     if recipe.form is not None:
         copied.made_for(recipe.form, recipe.floor, lowest=recipe.lowest)
     return copied  # type: ignore[no-any-return]
-
-
-def _copy_weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}

@@ -92,8 +92,6 @@ class Nested(StraightThrough):
 
     def __init__(self, student: nn.Module, recipe: Recipe, accelerator: Accelerator) -> None:
         super().__init__(student, recipe, accelerator)
-        if accelerator.num_processes > 1:
-            raise ValueError(f"recipe {recipe.name!r} trains through views, on one process")
 
         def in_mixed_precision(call: Callable[..., Any]) -> Callable[..., Any]:
             """The call under autocast: Accelerate wraps models that it prepared, and no views."""
@@ -143,11 +141,15 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of a step: as the teacher reads them, and as the student does."""
+    """The rows of a step: as the teacher reads them, and as the student does.
+
+    Or as both read them, with what the teacher answered.
+    """
 
     inputs: Mapping[str, Tensor]
     noisy: Mapping[str, Tensor]
     labels: Tensor
+    answers: Tensor | None = None  # [rows, outputs]
 
 
 def step_losses(
@@ -166,12 +168,19 @@ def step_losses(
     taught: Tensor | None = None
     taught_states: dict[str, Any] = {}
     for budget in budgets:
-        if teacher is not None and (taught is None or teacher.has_budgets):
+        if (
+            batch.answers is None
+            and teacher is not None
+            and (taught is None or teacher.has_budgets)
+        ):
             watched = plain_of(teacher.model) if recipe.hidden else None
             with torch.no_grad(), _watching(watched) as taught_states:
                 taught = logits_of(teacher.answer(budget, batch.inputs))
         with _watching(student.inside(budget) if recipe.hidden else None) as states:
             logits = logits_of(student.answer(budget, batch.noisy))
+        if batch.answers is not None:  # of rows that may have no labels
+            yield recipe.T**2 * criterion.divergence(logits, batch.answers, T=recipe.T)
+            continue
         loss = criterion.loss(logits, batch.labels)
         if taught is not None:
             divergence = criterion.divergence(logits, taught, T=recipe.T)

@@ -34,7 +34,7 @@ class Views:
         check_computed_once(elastic.model)
         self.elastic = elastic
         self.sites = find_sites(elastic.model, elastic.kinds, elastic.block)
-        self._empty = elastic.plain().to("meta")  # its parts, without their weights
+        self._empty = elastic.served().to("meta")  # its parts, without their weights
         self._shapes: dict[tuple[bool, ...], nn.Module] = {}
         self._call = wrap(functional_call)
 

@@ -50,6 +50,12 @@ class Recipe:
     noisy_teacher: bool = False  # whether the teacher reads the same unknown words
     hidden: float = 0.0  # weight of the hidden-state loss, added to the distillation loss
     samples: int = 2  # budgets of a nested step beside the highest and the lowest
+    readout_rate: float = 1.0  # times `lr`: the rate of what reads the encoder's last states
+    one_budget: bool = False  # a nested step takes one budget, not several
+    views: int = 0  # of each text that a teacher is asked about beforehand; 0: in each step
+    calibrated: bool = False  # the teacher speaks at the temperature that fits validation best
+    dropout: bool = True
+    average: float = 0.0  # how slowly the mean of the weights follows, which is then kept
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
@@ -72,12 +78,20 @@ class Recipe:
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("lr", "clip", "T"):
+        for name in ("lr", "clip", "T", "readout_rate"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
         for name in ("gate_lr", "weight_decay", "lam", "beta", "floor", "hidden", "samples"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        if self.views < 0:
+            raise ValueError(f"views must not be negative, not {self.views}")
+        if not 0.0 <= self.average < 1.0:
+            raise ValueError(f"average must be in [0, 1), not {self.average}")
+        if self.views and (self.alpha != 1.0 or self.word_dropout or self.hidden):
+            raise ValueError(
+                "views are learned from the teacher alone: alpha = 1, no word_dropout, no hidden"
+            )
         if self.noisy_teacher and not self.word_dropout:
             raise ValueError("noisy_teacher needs word_dropout, or there is no noise")
         for name in ("warmup", "alpha", "word_dropout"):
@@ -122,7 +136,10 @@ class Recipe:
 
 
 # Numbers that recipes did not have when the first stages were keyed by them.
-_LATER = ("word_dropout", "noisy_teacher", "hidden", "samples")
+_LATER = (
+    *("word_dropout", "noisy_teacher", "hidden", "samples"),
+    *("readout_rate", "one_budget", "views", "calibrated", "dropout", "average"),
+)
 
 
 def _frozen(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,10 +154,30 @@ ADAPT = Recipe("adapt", "straight-through", epochs=1, lr=3e-4, gate_lr=3e-4)
 NESTED = Recipe("nested", "nested", epochs=3, gate_lr=0.0, budgets=(0.125, 1.0))
 RECOVER = Recipe("recover", "dense", epochs=1, lr=2e-5)
 
-# Of a pretrained encoder and a few thousand texts: what the studies of heads and feed-forward
-# blocks train by, and `apportion train --model … --units all` too. Their own names stay those of
-# the recipes that they change, since stages are keyed by them.
-DENSE_PRETRAINED = DENSE.with_changes(epochs=3, batch_size=16, lr=5e-5, warmup=0.1)
+# Of a pretrained encoder and a few thousand texts. The names inside stay those of the recipes that
+# they change, since stages are keyed by them.
+#
+# Pooler and classifier begin at random: at the encoder's rate they are stopped before they have
+# learned to speak, and a teacher that hardly speaks has little to teach.
+DENSE_ENCODER = DENSE.with_changes(epochs=3, batch_size=16, lr=5e-5, warmup=0.1, readout_rate=20.0)
+# All that is learned comes from the teacher, about views of texts with and without labels.
+_TAUGHT: dict[str, Any] = {
+    "epochs": 2,
+    "batch_size": 16,
+    "lr": 1e-4,
+    "warmup": 0.1,
+    "alpha": 1.0,
+    "T": 1.0,
+    "views": 2,
+    "calibrated": True,
+    "dropout": False,
+    "average": 0.99,
+}
+NESTED_ENCODER = NESTED.with_changes(**_TAUGHT, one_budget=True, select_at=(0.125, 0.25, 0.5, 1.0))
+RECOVER_ENCODER = RECOVER.with_changes(**_TAUGHT)
+# As the first studies of heads and feed-forward blocks trained: one rate for all, the training
+# rows alone, several budgets in a step.
+DENSE_PRETRAINED = DENSE_ENCODER.with_changes(readout_rate=1.0)
 NESTED_PRETRAINED = NESTED.with_changes(
     epochs=2,
     batch_size=16,
@@ -155,6 +192,9 @@ NESTED_PRETRAINED = NESTED.with_changes(
 
 RECIPES: dict[str, Recipe] = {
     **{recipe.name: recipe for recipe in (DENSE, BUDGETED, STATIC, ADAPT, NESTED, RECOVER)},
+    "dense-encoder": DENSE_ENCODER,
+    "nested-encoder": NESTED_ENCODER,
+    "recover-encoder": RECOVER_ENCODER,
     "dense-pretrained": DENSE_PRETRAINED,
     "nested-pretrained": NESTED_PRETRAINED,
 }

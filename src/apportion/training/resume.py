@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,14 @@ class TrainingState:
     best: dict[str, Tensor]
     moments: Mapping[int, Mapping[str, Tensor]]  # the optimizer's, by parameter number
     notes: dict[str, Any]
+    average: dict[str, Tensor] = field(default_factory=dict)  # of the weights, where it is kept
 
 
 def save_state(path: Path, state: TrainingState) -> None:
     """Writes a training state in one file, whole or not at all."""
     tensors = {f"weights/{name}": value for name, value in state.weights.items()}
     tensors |= {f"best/{name}": value for name, value in state.best.items()}
+    tensors |= {f"average/{name}": value for name, value in state.average.items()}
     for number, values in state.moments.items():
         tensors |= {f"moments/{number}/{name}": value for name, value in values.items()}
     try:
@@ -47,8 +49,7 @@ def save_state(path: Path, state: TrainingState) -> None:
 
 def load_state(path: Path) -> TrainingState:
     """Reads what `save_state` wrote."""
-    weights: dict[str, Tensor] = {}
-    best: dict[str, Tensor] = {}
+    named: dict[str, dict[str, Tensor]] = {"weights": {}, "best": {}, "average": {}}
     moments: dict[int, dict[str, Tensor]] = {}
     try:
         with safe_open(path, framework="pt") as file:
@@ -60,12 +61,12 @@ def load_state(path: Path) -> TrainingState:
                     number, _, name = name.partition("/")
                     moments.setdefault(int(number), {})[name] = value
                 else:
-                    (weights if where == "weights" else best)[name] = value
+                    named[where][name] = value
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is not a readable training state ({error}); remove it to start again"
         ) from None
-    return TrainingState(weights, best, moments, notes)
+    return TrainingState(named["weights"], named["best"], moments, notes, named["average"])
 
 
 def run_identity(

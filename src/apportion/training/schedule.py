@@ -14,11 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from apportion.elastic.elastic import plain_of
+from apportion.models.readout import readout_names
 from apportion.training.recipes import Recipe
 
 _ORDER, _BUDGET, _NOISE = range(3)  # purposes of random numbers
 
 
+_ENDS = 0.15  # how often a step of one budget takes the lowest, and how often the highest
 _POOL = 32  # batches among which rows of like length are put together
 
 
@@ -51,12 +54,18 @@ def draw_budgets(recipe: Recipe, seed: int, step: int) -> list[float]:
     """The budgets of a step: B ~ U[low, high], or the highest, the lowest and some between.
 
     A nested model takes several. With both ends in every step, the whole model and the smallest
-    part of it never fall behind.
+    part of it never fall behind. Or it takes one: an end at times, else one that is as likely to
+    lie between 1/8 and 1/4 as between 1/2 and 1. That is three updates in the time of one.
     """
     low, high = recipe.budgets
     generator = np.random.default_rng([seed, _BUDGET, step])
     if recipe.form != "nested":
         return [float(generator.uniform(low, high))]
+    if recipe.one_budget:
+        end = generator.uniform() / _ENDS
+        if end < 2.0:
+            return [low if end < 1.0 else high]
+        return [float(np.exp(generator.uniform(np.log(low), np.log(high))))]
     return [high, low, *map(float, generator.uniform(low, high, recipe.samples))]
 
 
@@ -86,19 +95,33 @@ def learning_rate_share(recipe: Recipe, step: int, steps: int) -> float:
 
 
 def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """Matrices decay, vectors do not, gates have a learning rate of their own."""
+    """Matrices decay, vectors do not; gates and readout have learning rates of their own."""
     gates: list[nn.Parameter] = []
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
+    readout: list[nn.Parameter] = []
+    reading = _readout_parameters(model) if recipe.readout_rate != 1.0 else set()
     for name, parameter in model.named_parameters():
         if recipe.form is not None and name.startswith("gates."):
             parameter.requires_grad_(recipe.gate_lr > 0)
             gates.append(parameter)
+        elif parameter in reading:
+            readout.append(parameter)
         else:
             (matrices if parameter.dim() > 1 else vectors).append(parameter)
     groups = [
         {"params": matrices, "lr": recipe.lr, "weight_decay": recipe.weight_decay},
         {"params": vectors, "lr": recipe.lr, "weight_decay": 0.0},
         {"params": gates, "lr": recipe.gate_lr, "weight_decay": 0.0},
+        {"params": readout, "lr": recipe.lr * recipe.readout_rate, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def _readout_parameters(model: nn.Module) -> set[nn.Parameter]:
+    plain = plain_of(model)
+    return {
+        parameter
+        for name in readout_names(plain)
+        for parameter in plain.get_submodule(name).parameters()
+    }

@@ -23,6 +23,7 @@ import torch
 from apportion.data.text import Text
 from apportion.serving.prediction import ENCODING
 from apportion.study import records
+from apportion.study.answers import has_answers
 from apportion.study.experiment import Experiment, current
 from apportion.study.measuring import run_stage, time_predictions_of, time_stage
 from apportion.study.stages import Stage, has_model, is_done
@@ -54,12 +55,13 @@ def run(
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, not {jobs}")
-    todo, to_time = unfinished(experiment, records.read(results))
+    todo, to_time = unfinished(experiment, records.read(results), results=results)
     if jobs == 1:
         for number, stage in enumerate(todo):
             watcher.started(stage, len(todo) - number)
             started = time.monotonic()
-            new = run_stage(stage, runs, progress=partial(watcher.ticked, stage))
+            tell = partial(watcher.ticked, stage)
+            new = run_stage(stage, runs, progress=tell, results=results)
             records.append(results, *new)
             watcher.finished(stage, time.monotonic() - started)
     elif todo:
@@ -78,13 +80,20 @@ def run(
 
 
 def unfinished(
-    experiment: Experiment, have: Iterable[Mapping[str, Any]]
+    experiment: Experiment, have: Iterable[Mapping[str, Any]], *, results: Path | None = None
 ) -> tuple[list[Stage], list[Stage]]:
-    """The stages that have yet to be run, and those that have yet to be timed."""
+    """The stages that have yet to be run, and those that have yet to be timed.
+
+    Where the file of results is given, a stage whose answers are not beside it is to be run, too.
+    """
     have = list(have)
-    todo = [stage for stage in experiment.stages if not is_done(stage, have)]
+    todo = [s for s in experiment.stages if not (is_done(s, have) and _is_answered(s, results))]
     timed = [s for s in experiment.stages if s.latency]
     return todo, [s for s in timed if not (_is_timed(s, have) and _has_throughput(s, have))]
+
+
+def _is_answered(stage: Stage, results: Path | None) -> bool:
+    return results is None or not stage.answers or has_answers(stage, results)
 
 
 def _is_timed(stage: Stage, have: Iterable[Mapping[str, Any]]) -> bool:
@@ -126,7 +135,7 @@ def _run_in_parallel(
                 watcher.started(stage, len(waiting) + sum(bool(w.stage) for w in workers))
                 idle = [worker for worker in workers if worker.stage is None]
                 if not idle:
-                    idle = [_Worker(runs, threads=max(1, (os.cpu_count() or 1) // jobs))]
+                    idle = [_Worker(runs, results, threads=max(1, (os.cpu_count() or 1) // jobs))]
                     workers += idle
                 idle[0].begin(stage)
                 waiting.remove(stage)
@@ -149,10 +158,10 @@ def _run_in_parallel(
 class _Worker:
     """A process that runs the stages that it is sent, one after the other."""
 
-    def __init__(self, runs: Path, threads: int) -> None:
+    def __init__(self, runs: Path, results: Path, threads: int) -> None:
         context = get_context("spawn")
         self.connection, its_end = context.Pipe()
-        self.process = context.Process(target=_work, args=(its_end, runs, threads))
+        self.process = context.Process(target=_work, args=(its_end, runs, results, threads))
         self.process.start()
         its_end.close()  # so that the end of the process is heard here
         self.stage: Stage | None = None
@@ -218,7 +227,7 @@ def _sources(stage: Stage) -> set[str]:
     return {key for source in stage.sources for key in (source.key, *_sources(source))}
 
 
-def _work(connection: Any, runs: Path, threads: int) -> None:
+def _work(connection: Any, runs: Path, results: Path, threads: int) -> None:
     """What a worker does until the process that started it closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends its workers
     torch.set_num_threads(threads)
@@ -237,7 +246,7 @@ def _work(connection: Any, runs: Path, threads: int) -> None:
         except EOFError:
             return
         try:
-            answer: Any = run_stage(stage, runs, progress=tell)
+            answer: Any = run_stage(stage, runs, progress=tell, results=results)
         except Exception as error:
             answer = (error, traceback.format_exc())  # which does not travel with the error
         connection.send(answer)

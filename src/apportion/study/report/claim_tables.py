@@ -11,6 +11,7 @@ from apportion.study.claims import Claim
 from apportion.study.experiment import Experiment
 from apportion.study.paper import PaperTable
 from apportion.study.report.measures import MEASURES, Side, at_start, sides_of
+from apportion.study.report.paired import HOW_PAIRED, NONE_KEPT, WORDS, Difference, Kept, pair
 from apportion.study.report.query import BY_MACS, Records, asked, interval, mean_sd, processors
 from apportion.study.report.table import Table
 
@@ -31,8 +32,14 @@ class Verdict:
     test: str = "–"
 
 
-def judge(claim: Claim, experiment: Experiment, records: Records) -> Verdict:
-    """Whether a claim holds in the records of a study; part of the runs prove nothing."""
+def judge(
+    claim: Claim, experiment: Experiment, records: Records, *, answers: Kept = NONE_KEPT
+) -> Verdict:
+    """Whether a claim holds in the records of a study; part of the runs prove nothing.
+
+    A difference of accuracies is judged by the rows of both sides where their answers were kept:
+    then all of its interval has to lie within the claim's bounds.
+    """
     if claim.untested:
         return Verdict(claim, UNTESTED, claim.untested)
     own, other = sides_of(claim, experiment, records)
@@ -52,6 +59,10 @@ def judge(claim: Claim, experiment: Experiment, records: Records) -> Verdict:
         return Verdict(claim, UNTESTED, "one seed has no spread")
     values = [_compared(claim, *pair) for pair in pairs] or list(mine.values())
     holds, here = _within(claim, values, pairs), _words(own, other, values, pairs)
+    by_rows = _by_rows(own, other, answers)
+    if by_rows is not None:
+        holds = holds and _all_within(claim, by_rows)
+        here += f", by seed {by_rows.seeds}" * bool(by_rows.seeds)
     if claim.cost_at_most is not None:
         costs = list(MEASURES["cost"].by_seed(own).values())
         holds = holds and round(statistics.mean(costs), 3) <= claim.cost_at_most
@@ -63,7 +74,24 @@ def judge(claim: Claim, experiment: Experiment, records: Records) -> Verdict:
         reason = f"{_shown(claim, list(start.values()))} before any training"
     if holds and reason:  # one that fails has found a fault
         verdict, here = BY_CONSTRUCTION, f"{here}; {reason}"
+    if by_rows is not None:
+        return Verdict(claim, verdict, here, by_rows.interval, by_rows.word)
     return Verdict(claim, verdict, here, _interval_shown(claim, values), _test_shown(pairs))
+
+
+def _by_rows(own: Side, other: Side, answers: Kept) -> Difference | None:
+    """The difference that a claim is of, row by row, if it is one of accuracies and can be had."""
+    claim = own.claim
+    if not claim.against or claim.ratio or (claim.measure, claim.statistic) != ("accuracy", "mean"):
+        return None
+    mine, theirs = ([s.compared_points() for s in side.at_each_budget()] for side in (own, other))
+    found = pair(mine, theirs, answers=answers)
+    return None if found is None else found.difference()
+
+
+def _all_within(claim: Claim, difference: Difference) -> bool:
+    low, high = claim.at_least, claim.at_most
+    return (low is None or difference.low >= low) and (high is None or difference.high <= high)
 
 
 def _compared(claim: Claim, mine: float, theirs: float) -> float:
@@ -160,10 +188,11 @@ def claim_table(table: PaperTable, experiment: Experiment, records: Records) -> 
 _MET = {HOLDS: "yes", FAILS: "no", UNTESTED: "not yet", BY_CONSTRUCTION: BY_CONSTRUCTION}
 
 
-def goal_table(experiment: Experiment, records: Records) -> Table:
+def goal_table(experiment: Experiment, records: Records, *, answers: Kept = NONE_KEPT) -> Table:
     """The claims of a study itself, its goals, with what was reached."""
-    found = [judge(claim, experiment, records) for claim in experiment.claims]
+    found = [judge(claim, experiment, records, answers=answers) for claim in experiment.claims]
     note = f"{HOW_JUDGED} The interval is of the mean over seeds, by Student's t."
+    note += f" {_HOW_JUDGED_BY_ROWS} {HOW_PAIRED}" * any(v.test in WORDS for v in found)
     note += f" {BY_MACS}" * any(claim.measure == "share_by_macs" for claim in experiment.claims)
     return Table(
         "goals",
@@ -182,6 +211,10 @@ HOW_JUDGED = (
     "overlap. The test is a paired t-test over seeds, two-sided; with three seeds only a large and "
     "steady difference can reach 0.05. A speed stands with the widest of the seeds' 95 % intervals "
     "and its processor; two are compared only if one run timed both."
+)
+_HOW_JUDGED_BY_ROWS = (
+    "A difference of accuracies whose rows are known is judged by them: all of its interval has to "
+    "lie within what is asked, and a word stands in place of the test."
 )
 HOW_CONSTRUCTED = (
     "True by construction is what no result could contradict: it follows from what was set up, or "

@@ -31,9 +31,7 @@ class Side:
     def by_seed(self) -> BySeed:
         """The claim's measure, averaged over budgets where it names several."""
         read = MEASURES[self.claim.measure].by_seed
-        at_budgets = [
-            read(replace(self, budget=budget)) for budget in self.claim.over or (self.budget,)
-        ]
+        at_budgets = [read(side) for side in self.at_each_budget()]
         return {
             seed: statistics.mean(found[seed] for found in at_budgets)
             for seed in at_budgets[0]
@@ -57,6 +55,15 @@ class Side:
     def points(self) -> Records:
         """Its accuracies and costs."""
         return points_at(self.records, self.method, self.form, self.budget)
+
+    def compared_points(self) -> Records:
+        """Those points, each in its own form where a model is compared with itself."""
+        both = self.claim.against == self.claim.method
+        return [p for p in self.points() if p["form"] == self.form or not both]
+
+    def at_each_budget(self) -> list[Side]:
+        """This at each of the budgets that the claim averages over, or at its one."""
+        return [replace(self, budget=budget) for budget in self.claim.over or (self.budget,)]
 
     def timed(self) -> Records:
         """Its latencies, by the protocol and on the device of the claim."""
@@ -102,11 +109,7 @@ def _percent(shares: BySeed) -> BySeed:
 
 
 def _accuracy(side: Side) -> BySeed:
-    points = side.points()
-    if side.claim.against == side.claim.method:
-        # A model that is compared with itself has to be measured in both forms.
-        points = [point for point in points if point["form"] == side.form]
-    return _each(points, lambda point: 100 * point["accuracy"])
+    return _each(side.compared_points(), lambda point: 100 * point["accuracy"])
 
 
 def _removed(side: Side) -> BySeed:

@@ -11,18 +11,21 @@ from markupsafe import Markup
 from apportion.files import write_text
 from apportion.study.experiment import Experiment
 from apportion.study.report.figures import study_figures
+from apportion.study.report.paired import NONE_KEPT, Kept
 from apportion.study.report.query import Records, select
 from apportion.study.report.study_tables import study_tables
 
 
-def write_page(experiment: Experiment, records: Records, path: Path) -> None:
+def write_page(
+    experiment: Experiment, records: Records, path: Path, *, answers: Kept = NONE_KEPT
+) -> None:
     """Writes the report of an experiment."""
     if not select(records, kind="point"):
         raise ValueError(f"there are no records of {experiment.name!r} to report; run it first")
     html = render(
         "study.html",
         experiment=experiment,
-        tables=study_tables(experiment, records),
+        tables=study_tables(experiment, records, answers=answers),
         pictures=[(p, Markup(p.svg())) for p in study_figures(experiment, records)],
         last=select(records, kind="stage")[-1],
     )

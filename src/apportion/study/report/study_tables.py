@@ -13,6 +13,8 @@ from apportion.study.report.accounting import (
 from apportion.study.report.budget_tables import against_table, budget_table, sweep_table
 from apportion.study.report.claim_tables import goal_table
 from apportion.study.report.gate_tables import gate_tables
+from apportion.study.report.paired import NONE_KEPT, Kept
+from apportion.study.report.paired_tables import dense_table, specialist_table
 from apportion.study.report.query import (
     INTERVAL,
     Records,
@@ -37,12 +39,16 @@ from apportion.study.report.speed_tables import (
 from apportion.study.report.table import Table
 
 
-def study_tables(experiment: Experiment, records: Records) -> list[Table]:
-    """Every table that the records of an experiment can fill."""
+def study_tables(
+    experiment: Experiment, records: Records, *, answers: Kept = NONE_KEPT
+) -> list[Table]:
+    """Every table that the records of an experiment, and its answers to each row, can fill."""
     tables = [
-        goal_table(experiment, records),
+        goal_table(experiment, records, answers=answers),
         budget_table(experiment, records),
         against_table(experiment, records),
+        dense_table(experiment, records, answers=answers),
+        specialist_table(experiment, records, answers=answers),
         switching_table(records),
         conversion_table(records),
         *method_tables(experiment, records),

@@ -1,0 +1,84 @@
+"""Vouching: how often a budget answers as the whole model does, with an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from apportion.data.task import Split
+from apportion.elastic.elastic import Elastic, logits_of
+from apportion.models.surgery import view
+
+AGREEMENT = 0.95  # what a budget has to be vouched for to be in a converted model's range
+CONFIDENCE = 0.95
+FEWEST = 200  # texts below which nothing is vouched for
+_BATCH = 32
+
+
+@torch.no_grad()
+def vouch(
+    model: Elastic,
+    split: Split,
+    *,
+    whole: nn.Module,
+    budgets: Sequence[float],
+    agreement: float = AGREEMENT,
+) -> dict[str, Any]:
+    """The share of a split's rows that each budget answers as the `whole` model, and its bound.
+
+    The bound is the lower end of an exact 95 % interval for texts like these, so the rows must be
+    none that units were chosen or repaired on. `from` is the smallest budget from which on every
+    one reaches the agreement; none does where it is missing. Too few rows vouch for nothing.
+    """
+    facts: dict[str, Any] = {"rows": len(split)}
+    if len(split) < FEWEST:
+        return asking(facts, agreement)
+    wanted = _answers(whole, split)
+    served = model.served()
+    found: dict[float, tuple[float, float]] = {}
+    for budget in sorted(budgets):
+        answers = _answers(view(served, model.allocation(budget)), split)
+        agreed = int(split.criterion.agreement(answers, wanted).sum())
+        found[budget] = agreed / len(split), lower_bound(agreed, len(split))
+    facts["agreement"] = {
+        f"{budget:g}": [round(share, 4), round(bound, 4)]
+        for budget, (share, bound) in found.items()
+    }
+    return asking(facts, agreement)
+
+
+def asking(told: Mapping[str, Any], agreement: float) -> dict[str, Any]:
+    """What was found, with the range that another agreement gives."""
+    if not 0.0 < agreement < 1.0:
+        raise ValueError(f"an agreement is between 0 and 1, such as 0.95, not {agreement}")
+    facts = {"rows": told["rows"], "asked": agreement}
+    if "agreement" not in told:
+        return facts
+    for budget, (_, bound) in sorted(told["agreement"].items(), key=lambda one: -float(one[0])):
+        if bound < agreement:
+            break
+        facts["from"] = float(budget)
+    return {**facts, "agreement": told["agreement"]}
+
+
+def lower_bound(successes: int, trials: int, confidence: float = CONFIDENCE) -> float:
+    """The lower end of the exact (Clopper-Pearson) two-sided interval of a share."""
+    from scipy import stats  # slow to import
+
+    interval = stats.binomtest(successes, trials).proportion_ci(confidence, method="exact")
+    return float(interval.low)
+
+
+def _answers(model: nn.Module, split: Split) -> Tensor:
+    """The logits of all rows [rows, outputs], in the order of `split.batches`."""
+    device = next(model.parameters()).device
+    model.eval()
+    return torch.cat(
+        [
+            logits_of(model(**{name: values.to(device) for name, values in inputs.items()})).float()
+            for inputs, _ in split.batches(_BATCH)
+        ]
+    )

@@ -1,0 +1,74 @@
+"""Makes the checkpoints that examples and measurements need: the first seed of each study.
+
+`make checkpoints DATA=FOLDER`, where FOLDER has the folders ag_news, dbpedia14 and imdb. A set that
+is not there is left out, which is said; what is there already is not trained again, and a killed
+run goes on where it was. Nothing is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+STUDIES = {"ag_news": "nested-ag-news", "dbpedia14": "nested-dbpedia14", "imdb": "nested-imdb"}
+METHODS = ("dense", "nested")
+ROOT = Path(__file__).parents[1]
+
+
+def make(data: Path, runs: Path) -> None:
+    """The checkpoints of one data set, under names that do not change: checkpoints/SET-METHOD."""
+    import torch
+    from rich.console import Console
+
+    from apportion.elastic.checkpoint import has_checkpoint, save
+    from apportion.study.experiment import read_experiment
+    from apportion.study.production import produce
+    from apportion.training.progress import training_bar
+
+    torch.set_num_threads(1)
+    study = STUDIES[data.name]
+    plan = read_experiment(ROOT / "experiments" / f"{study}.toml", data).of_seeds(1)
+    task = None
+    for method in METHODS:
+        folder = runs / "checkpoints" / f"{data.name}-{method}"
+        if has_checkpoint(folder):
+            continue
+        (stage,) = plan.stages_of(method)
+        task = task or stage.build_task()
+        with training_bar(Console(stderr=True)) as bar:
+            save(produce(stage, runs / study, progress=bar, task=task), folder)
+        print(folder, flush=True)
+
+
+def main() -> None:
+    """All sets that are there, two at a time."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, help="the folder of the data sets, or one of them")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs")
+    asked = parser.parse_args()
+    if asked.data.name in STUDIES:
+        make(asked.data, asked.runs)
+        return
+    there = [name for name in STUDIES if (asked.data / name / "train.csv").exists()]
+    for name in sorted(set(STUDIES) - set(there)):
+        print(f"{asked.data / name} is not there: left out", file=sys.stderr)
+    started = time.monotonic()
+
+    def run(name: str) -> int:
+        command = [sys.executable, __file__, str(asked.data / name), "--runs", str(asked.runs)]
+        return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
+
+    with ThreadPoolExecutor(2) as pool:
+        codes = list(pool.map(run, there))
+    print(f"{(time.monotonic() - started) / 60:.0f} minutes", file=sys.stderr)
+    if not there or any(codes):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
