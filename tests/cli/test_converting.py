@@ -78,12 +78,12 @@ def test_a_model_without_classes_of_its_own_is_refused(capsys, tmp_path):
 def test_with_labels_the_range_stands_in_the_checkpoint_and_lower_budgets_in_the_table(
     capsys, tmp_path, model
 ):
-    home = folder(tmp_path / "texts", train=400, test=400)
+    home = folder(tmp_path / "texts", train=1000, test=400)
     words = ["convert", model, "--data", str(home), "--length", "20", "--rows", "100", "--json"]
-    words += ["--held-out", "300", "--agreement", "0.99", "--out", str(tmp_path / "out")]
+    words += ["--held-out", "320", "--agreement", "0.99", "--out", str(tmp_path / "out")]
     code, out, err = run(capsys, *words)
     assert code == 0, err
     assert json.loads(out)["budgets"][0]["budget asked"] == "0.125"
     made = load(tmp_path / "out" / "checkpoint")
     told = made.notes["training"]["vouched"]
-    assert told["asked"] == 0.99 and made.elastic.lowest == told.get("from", 1.0)
+    assert told["asked"] == 0.99 and told["rows"] >= 200 and made.elastic.lowest == told.get("from", 1.0)

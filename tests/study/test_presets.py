@@ -53,8 +53,8 @@ KEYS = {
         "nested": "38b78760e2a3",
     },
     "convert minilm --data TEXTS": {
-        "dense": "b47473cddbcc",
-        "converted": "1c55629b9be4",
+        "dense": "8d44df580cf0",
+        "converted": "7576a8fb16d7",
     },
     "convert minilm --data TEXTS --units heads --rows 40 --held-out 8 --length 20 --data-seed 4": {
         "dense": "b9a2445729ec",

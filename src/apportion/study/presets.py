@@ -316,7 +316,8 @@ def _at_most(spec: Text, source: Source, rows: int, held_out: int) -> Text:
     """A text task with as many rows as asked for, or as there are."""
     left = len(source.train.rows)
     taken = []
-    for part in (source.validation, source.test):
-        taken.append(min(held_out, len(part.rows) if part else max(2, left // 10)))
+    # Validation rows choose how far the repair goes, then others of them vouch for budgets.
+    for part, share in ((source.validation, 3), (source.test, 10)):
+        taken.append(min(held_out, len(part.rows) if part else max(2, left // share)))
         left -= 0 if part else taken[-1]
     return replace(spec, train=min(rows, left), validation=taken[0], test=taken[1])
