@@ -87,7 +87,7 @@ def test_a_stage_may_be_kept_at_the_version_that_made_it(monkeypatch):
 
 @pytest.mark.parametrize("made_by", ["repair = 9", "repair = 0", "painting = 1"])
 def test_a_version_that_never_was_is_refused(made_by):
-    with pytest.raises(ValueError, match="made_by versions from 1 of scoring to 1, repair to 2"):
+    with pytest.raises(ValueError, match="made_by versions from 1 of scoring to 1, repair to 3"):
         keys(f"made_by = {{ {made_by} }}")
 
 
