@@ -380,6 +380,16 @@ def test_all_test_rows_are_never_training_rows(tmp_path):
         stage.measured_on(stage.build_task())
 
 
+def test_a_study_of_recipes_is_measured_on_validation_rows(tmp_path):
+    data = folder(tmp_path / "data")
+    stage = parse_experiment('test_rows = "validation"\n' + STUDY, data).stages_of("dense")[0]
+    task = stage.build_task()
+    measured = stage.measured_on(task)
+    assert measured.test.texts == task.validation.texts != task.test.texts
+    assert measured.train.digest() == task.train.digest()
+    assert stage.key == parse_experiment(STUDY, data).stages_of("dense")[0].key
+
+
 def test_a_test_seed_is_part_of_what_is_measured():
     asked = ["test_rows = 30", "test_rows = 30\ntest_seed = 0", "test_rows = 30\ntest_seed = 1"]
     found = [parse_experiment(f"{keys}\n{STUDY}").stages[0].measures for keys in asked]
@@ -389,7 +399,7 @@ def test_a_test_seed_is_part_of_what_is_measured():
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ('test_rows = "some"', "two or more texts, or \"all\", not 'some'"),
+        ('test_rows = "some"', "two or more texts, \"all\" or \"validation\", not 'some'"),
         ("test_seed = 1", "does not say how many"),
         ('test_rows = "all"\ntest_seed = 1', "draws a number of test_rows, not all by seed 1"),
         ("test_rows = 30\nanswers = true", "answers needs the same test rows for all data seeds"),

@@ -56,16 +56,19 @@ class MeasuredRows:
     """The test rows that models are measured on, where those are not the task's own.
 
     All of the test file, or so many of it. With a seed they are the same whatever the seed of the
-    data; without, each seed of the data draws its own.
+    data; without, each seed of the data draws its own. A study that chooses among recipes takes the
+    validation rows: test rows are for what was chosen.
     """
 
-    rows: int | str  # a number, or "all"
+    rows: int | str  # a number, "all" or "validation"
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.rows != "all" and (isinstance(self.rows, str) or self.rows < 2):
-            raise ValueError(f'test_rows are two or more texts, or "all", not {self.rows!r}')
-        if self.seed is not None and (self.rows == "all" or self.seed < 0):
+        if self.rows not in ("all", "validation") and (isinstance(self.rows, str) or self.rows < 2):
+            raise ValueError(
+                f'test_rows are two or more texts, "all" or "validation", not {self.rows!r}'
+            )
+        if self.seed is not None and (isinstance(self.rows, str) or self.seed < 0):
             raise ValueError(
                 "test_seed, 0 or more, draws a number of test_rows, "
                 f"not {self.rows} by seed {self.seed}"
@@ -88,6 +91,8 @@ class MeasuredRows:
     def of(self, spec: Text, task: Task) -> Task:
         """The task with these test rows; what was trained on stays as it is."""
         assert task.words is not None
+        if self.rows == "validation":
+            return replace(task, test=task.validation)
         if read_source(spec.folder or spec.data, spec.text, spec.label).test is None:
             raise ValueError(
                 "test_rows needs data with a test file of its own: other test rows "
