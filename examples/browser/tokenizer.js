@@ -1,7 +1,8 @@
 // Texts into ids, the same ones that Python gets from the same tokenizer.json.
 //
 // The package reads tokenizer.json, but does not truncate, and differs from the Python library in
-// two places of BERT's normalisation. Both are mended here, before and after it.
+// three places: two of BERT's normalisation, and what is a space to byte-level BPE. All are mended
+// here.
 
 import { Tokenizer as Backend } from "./vendor/tokenizers.min.mjs";
 
@@ -14,6 +15,7 @@ export class Tokenizer {
     checkKind(file);
     if (!file.truncation) throw new Error("The tokenizer does not say where it truncates.");
     this.backend = new Backend(file, settings);
+    if (file.model.type === "BPE") mendSpaces(this.backend.pre_tokenizer);
     this.normalizer = file.normalizer;
     this.truncation = file.truncation;
     const unknown = file.model.unk_token ?? settings.unk_token?.content ?? settings.unk_token;
@@ -39,6 +41,14 @@ export class Tokenizer {
     // JavaScript has another small sigma at the end of a word; the Python library has not.
     return this.normalizer.lowercase ? text.replaceAll("Σ", "σ") : text;
   }
+}
+
+/** JavaScript's spaces have U+FEFF among them, and not U+0085; those of Unicode are the reverse. */
+function mendSpaces(splitter) {
+  const pattern = splitter.pattern.source
+    .replaceAll("\\s", "\\p{White_Space}")
+    .replaceAll("\\S", "\\P{White_Space}");
+  splitter.pattern = new RegExp(pattern, "gu");
 }
 
 /** Complains of a tokenizer whose ids have not been compared with Python's. */
