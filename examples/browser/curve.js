@@ -2,7 +2,7 @@
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
 const HEIGHT = 190;
-const EDGE = { left: 42, right: 12, top: 12, bottom: 24 };
+const EDGE = { left: 48, right: 12, top: 12, bottom: 24 };
 
 /** Draws `points`, a list of {x, y, other, title}, with y from 0 to `top` or a round number above. */
 export function drawCurve(svg, points, { now, top, format }) {
@@ -26,7 +26,7 @@ export function drawCurve(svg, points, { now, top, format }) {
     add("text", place, format(share * highest));
   }
   for (const x of [0, 0.25, 0.5, 0.75, 1]) {
-    add("text", { x: across(x), y: HEIGHT - 6, "text-anchor": x === 1 ? "end" : "middle" }, x);
+    add("text", { x: across(x), y: HEIGHT - 6, "text-anchor": "middle" }, x);
   }
   add("line", { class: "now", x1: across(now), x2: across(now), y1: EDGE.top, y2: up(0) });
   const path = points.map(({ x, y }) => `${across(x)},${up(y)}`).join(" ");

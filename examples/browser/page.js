@@ -4,10 +4,7 @@ import { drawCurve } from "./curve.js";
 
 const MOST_BARS = 8;
 const PAUSE = 150; // milliseconds without typing, after which a text is read
-const EXAMPLES = [
-  "The central bank raised its rates again, and shares of lenders fell across Europe.",
-  "A late goal in the second leg sent the visitors through to the final.",
-];
+const FIRST = "The central bank raised its rates again, and shares of lenders fell across Europe.";
 const at = (id) => document.getElementById(id);
 const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
@@ -48,7 +45,7 @@ function ready(opened) {
   at("facts").textContent =
     `${size} MB for all ${model.levels.length} levels, ${kind}, texts of up to ${length} tokens. ` +
     "Nothing that is typed leaves this page.";
-  at("text").value ||= EXAMPLES[0];
+  at("text").value ||= FIRST;
   slider.addEventListener("input", moved);
   at("text").addEventListener("input", () => {
     clearTimeout(typing);
@@ -163,15 +160,16 @@ function drawCurves() {
   const now = model.levels[place()];
   const whole = curve.at(-1).label;
   const which = model.classes.indexOf(whole);
-  at("probability-title").textContent = `Probability of ${whole}`;
+  at("probability-title").textContent = `Probability of ${whole}, by budget`;
+  at("rings").hidden = curve.every(({ label }) => label === whole);
   const shares = curve.map(({ level, label, probabilities }) => ({
     x: level,
     y: probabilities[which],
     other: label !== whole,
     title: `${level}: ${percent(probabilities[which])}${label === whole ? "" : `, says ${label}`}`,
   }));
-  const whole100 = (share) => `${Math.round(100 * share)} %`;
-  drawCurve(at("probability-curve"), shares, { now, top: 1, format: whole100 });
+  const rounded = (share) => `${Math.round(100 * share)} %`;
+  drawCurve(at("probability-curve"), shares, { now, top: 1, format: rounded });
   const times = curve.map(({ level, ms }) => ({
     x: level,
     y: ms,

@@ -39,7 +39,7 @@ async function answer({ number, text, budget, sweep }) {
       const ms = Math.min(found.ms, points[place]?.ms ?? Infinity);
       points[place] = { ...found, ms };
     }
-    self.postMessage({ kind: "curve", number, points, last: round === ROUNDS - 1 });
+    self.postMessage({ kind: "curve", number, points });
   }
 }
 
