@@ -27,10 +27,9 @@ MODELS = OURS | {
 KINDS = [("heads",), ("heads", "feedforward")]
 
 
-# Relatives of BERT share its layers: their second kernel is tried where there is time, and so is
+# BERT is tried with both kernels, the others with their second one where there is time; and so is
 # XLM-RoBERTa, whose code is RoBERTa's.
-_SLOW = {(name, "eager") for name in ("electra", "roberta", "xlm-roberta", "distilbert")}
-_SLOW |= {("xlm-roberta", "sdpa")}
+_SLOW = {(name, "eager") for name in set(SHAPES) - {"bert"}} | {("xlm-roberta", "sdpa")}
 
 
 @pytest.fixture(
