@@ -86,4 +86,8 @@ def test_with_labels_the_range_stands_in_the_checkpoint_and_lower_budgets_in_the
     assert json.loads(out)["budgets"][0]["budget asked"] == "0.125"
     made = load(tmp_path / "out" / "checkpoint")
     told = made.notes["training"]["vouched"]
-    assert told["asked"] == 0.99 and told["rows"] >= 200 and made.elastic.lowest == told.get("from", 1.0)
+    assert (
+        told["asked"] == 0.99
+        and told["rows"] >= 200
+        and made.elastic.lowest == told.get("from", 1.0)
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import time
 
 import pytest
@@ -39,9 +40,10 @@ NOTES = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A nested model of texts, ours."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Folders that are written once; every test gets copies of its own."""
+    home = tmp_path_factory.mktemp("made")
     words = Tokenizer.learn(TEXTS, 8, size=30, min_count=1)
     torch.manual_seed(0)
     shape = {"classes": 2, "layers": 2, "heads": 4, "hidden": 16, "feedforward": 64}
@@ -49,22 +51,29 @@ def folder(tmp_path):
         Encoder(EncoderConfig(len(words), 8, **shape)), ("heads", "feedforward"), length=8
     )
     nested = model.nested(torch.rand(len(model.units)))
-    save(Checkpoint(nested, NOTES, words=words), tmp_path / "own")
-    return tmp_path / "own"
+    save(Checkpoint(nested, NOTES, words=words), home / "own")
+    dense = str(write_classifier(home / "theirs", CLASSES))
+    elastic = Elastic(load_model(dense, CLASSES, 0, trained=True), length=8)
+    save(Checkpoint(elastic, NOTES, words=load_tokenizer(dense, 8)), home / "elastic")
+    return home
 
 
 @pytest.fixture
-def dense(tmp_path):
+def folder(made, tmp_path):
+    """A nested model of texts, ours."""
+    return shutil.copytree(made / "own", tmp_path / "own")
+
+
+@pytest.fixture
+def dense(made, tmp_path):
     """A classifier as Transformers saves one."""
-    return write_classifier(tmp_path / "theirs", CLASSES)
+    return shutil.copytree(made / "theirs", tmp_path / "theirs")
 
 
 @pytest.fixture
-def theirs(dense, tmp_path):
+def theirs(made, tmp_path):
     """The same as a checkpoint with gates."""
-    model = Elastic(load_model(str(dense), CLASSES, 0, trained=True), length=8)
-    save(Checkpoint(model, NOTES, words=load_tokenizer(str(dense), 8)), tmp_path / "elastic")
-    return tmp_path / "elastic"
+    return shutil.copytree(made / "elastic", tmp_path / "elastic")
 
 
 def test_a_length_that_leaves_no_room_for_a_text_is_refused(dense):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from commands import run
+from commands import call, run
 from pretrained import write_classifier
 from studies import STUDY
 from texts import CLUES, folder
@@ -34,9 +32,8 @@ def converted(tmp_path_factory):
     model = write_classifier(home / "model", list(CLUES))
     data = folder(home / "texts")
     words = ["convert", str(model), "--data", str(data), "--length", "20"]
-    command = [sys.executable, "-m", "apportion.cli", *words, "--out", str(home / "made"), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return home, words, json.loads(done.stdout)
+    made = call(*words, "--out", str(home / "made"), "--json")
+    return home, words, json.loads(made.out)
 
 
 def test_convert_leaves_a_table_a_checkpoint_and_a_report(converted):
@@ -132,13 +129,20 @@ def test_classes_that_nobody_named_go_by_their_number(tmp_path):
     assert not torch.equal(drawn.classifier.weight, theirs.classifier.weight)
 
 
-def test_rows_that_the_model_may_have_seen_are_spoken_of(converted, capsys, tmp_path):
+def test_rows_that_the_model_may_have_seen_are_spoken_of(converted, capsys, tmp_path, monkeypatch):
+    """Before anything is run."""
     home, words, _ = converted
     data = folder(tmp_path / "texts")
     (data / "test.csv").unlink()
     words = [str(data) if word == str(home / "texts") else word for word in words]
+
+    def stop(*_, **__):
+        raise ValueError("that will do")
+
+    monkeypatch.setattr("apportion.cli.running.run_plan", stop)
     code, _, err = run(capsys, *words, "--out", str(tmp_path / "made"), "--units", "heads")
-    assert code == 0 and "no test rows" in " ".join(err.split())
+    words = " ".join(err.split())
+    assert code == 2 and "no test rows" in words and words.endswith("that will do")
 
 
 @pytest.mark.slow

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # a process that trains with every operation looked at
+
 
 @pytest.fixture(scope="module")
 def facts():

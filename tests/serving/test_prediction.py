@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import run
+from commands import call, run
 from texts import CLUES, folder, rows, write
 from witnesses import Clock
 
@@ -32,10 +32,8 @@ TRAIN = "--length 16 --layers 2 --hidden 16 --feedforward 32 --epochs 20 --budge
 def trained(tmp_path_factory):
     home = tmp_path_factory.mktemp("trained")
     data = folder(home / "data", train=240)
-    command = [sys.executable, "-m", "apportion.cli", "train", "--data", str(data)]
-    command += [*TRAIN.split(), "--out", str(home / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return home, done
+    words = ["train", "--data", str(data), *TRAIN.split(), "--out", str(home / "run")]
+    return home, call(*words)
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +42,8 @@ def checkpoint(trained):
 
 
 def test_train_on_a_folder_leaves_a_checkpoint_that_reads_texts(trained, checkpoint):
-    home, done = trained
-    assert "data: 216 train, 24 validation, 30 test rows of 3 classes" in done.stderr
+    home, made = trained
+    assert "data: 216 train, 24 validation, 30 test rows of 3 classes" in made.err
     loaded = load(checkpoint)
     assert loaded.notes["classes"] == sorted(CLUES)
     assert loaded.words is not None

@@ -94,12 +94,12 @@ at_least = 1
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """The small experiment, run once, two stages at a time."""
+    """The small experiment, run once."""
     home = tmp_path_factory.mktemp("experiment")
     (home / "small.toml").write_text(SMALL)
     plan = read_experiment(home / "small.toml")
     watcher = Quiet()
-    have = driver.run(plan, home / "runs", results=home / "small.jsonl", watcher=watcher, jobs=2)
+    have = driver.run(plan, home / "runs", results=home / "small.jsonl", watcher=watcher)
     return home, plan, have, watcher
 
 
@@ -165,10 +165,12 @@ def test_warm_starts_are_shared(ran):
 @pytest.mark.slow
 def test_one_job_and_two_give_the_same_weights(ran, tmp_path):
     home, plan, _, _ = ran
-    driver.run(plan, tmp_path / "runs", results=tmp_path / "small.jsonl", watcher=Quiet())
+    watcher, results = Quiet(), tmp_path / "small.jsonl"
+    have = driver.run(plan, tmp_path / "runs", results=results, watcher=watcher, jobs=2)
+    assert all(is_done(stage, have) for stage in plan.stages) and len(watcher.done) == 18
     for stage in plan.stages:
         if stage.recipe:
-            one, two = (checkpoint_folder(stage, h / "runs") for h in (tmp_path, home))
+            one, two = (checkpoint_folder(stage, h / "runs") for h in (home, tmp_path))
             assert weights_digest(load(one).model) == weights_digest(load(two).model)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from apportion.study.driver import local_driver as driver
 from apportion.study.driver.work import Piece, Work
 from apportion.study.experiment import current, read_experiment, tomllib
 from apportion.study.paper import read_plan
-from apportion.study.planning import QUICK, Settings, part_of, study_experiment
+from apportion.study.planning import QUICK, Settings, study_experiment
 from apportion.study.report import paper_tables
 from apportion.study.report.claim_tables import BY_CONSTRUCTION, FAILS, HOLDS
 
@@ -112,7 +114,7 @@ def test_a_quick_study_asks_for_less_and_says_so(study):
 
 def test_part_of_an_experiment_brings_its_warm_starts():
     full = read_experiment(HOME / "experiments" / "ag-news.toml")
-    part = part_of(full, ["adapted"])
+    part = full.of_methods(["adapted"])
     assert {stage.method for stage in part.stages} == {"dense", "budgeted", "adapted"}
     assert {stage.key for stage in part.stages} <= {stage.key for stage in full.stages}
 
@@ -277,15 +279,24 @@ def test_a_named_table_runs_what_it_needs_and_no_more(plan_file, tmp_path, capsy
     assert not (tmp_path / "data").exists()  # no texts were asked for
 
 
-def test_reproduce_is_a_function_that_says_nothing(plan_file, tmp_path, capsys):
-    made = apportion.reproduce("core", plan_file, quick=True, out=tmp_path, jobs=1)
-    assert capsys.readouterr() == ("", "")
+@pytest.fixture(scope="module")
+def core(plan_file, tmp_path_factory):
+    """One table, reproduced by the function: where, what was printed, and what came of it."""
+    home = tmp_path_factory.mktemp("core")
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        made = apportion.reproduce("core", plan_file, quick=True, out=home, jobs=1)
+    return home, out.getvalue() + err.getvalue(), made
+
+
+def test_reproduce_is_a_function_that_says_nothing(core, plan_file):
+    home, said, made = core
+    assert said == ""
     assert made.tables[0].rows
     assert (made.verdicts[HOLDS], made.verdicts[FAILS]) == (1, 1)
     assert "(quick)" in made.verdict_table.title
     assert (made.failed, made.incomplete) == ({}, {})
     assert QUICK in made.page.read_text("utf-8") and QUICK in made.markdown.read_text("utf-8")
-    again = apportion.reproduce("core", plan_file, quick=True, out=tmp_path, report_only=True)
+    again = apportion.reproduce("core", plan_file, quick=True, out=home, report_only=True)
     assert again.verdicts == made.verdicts
 
 
@@ -336,10 +347,10 @@ def test_a_run_that_is_stopped_says_how_to_go_on(plan_file, tmp_path, monkeypatc
     assert (code, out) == (130, "") and "the same command goes on where it was" in err
 
 
-def test_files_are_parsed_and_tables_built_once_a_run(plan_file, tmp_path, monkeypatch):
+def test_files_are_parsed_and_tables_built_once_a_run(core, plan_file, tmp_path, monkeypatch):
     """Also with texts of one's own, which are compared with those that the file names."""
     write_docstrings(tmp_path / "news", ["rich", "typer"], train=60, test=20)
-    apportion.reproduce("core", plan_file, quick=True, out=tmp_path / "out", jobs=1)
+    shutil.copytree(core[0], tmp_path / "out")
     parsed, built = Counter(), []
     loads, verdict_table = tomllib.loads, paper_tables.verdict_table
     monkeypatch.setattr(tomllib, "loads", lambda text: parsed.update([text]) or loads(text))

@@ -68,38 +68,24 @@ def stop_after(steps: int):
     return progress
 
 
+WHOLE = {}  # runs that were not stopped, by recipe: they start from the same model in every test
+
+
 @pytest.mark.parametrize("steps", [1, 3, 4, 6])
 @pytest.mark.parametrize("chosen", [DENSE, BUDGETED, ADAPT, NESTED], ids=lambda r: r.name)
 def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
     task, encoder, tmp_path, chosen, steps
 ):
     model = start_of(chosen, task, encoder)
-    short = chosen.with_changes(**SHORT)
-    teacher = model if chosen is ADAPT else None
-    whole = fit(model, task, recipe=short, seed=3, teacher=teacher)
-    state = tmp_path / "state"
+    how = {"recipe": chosen.with_changes(**SHORT), "seed": 3}
+    how["teacher"] = model if chosen is ADAPT else None
+    whole = WHOLE.get(chosen.name) or fit(model, task, **how)
+    WHOLE[chosen.name] = whole
+    how |= {"state": tmp_path / "state", "save_every": 0.0}
     with pytest.raises(StoppedError):
-        fit(
-            model,
-            task,
-            recipe=short,
-            seed=3,
-            teacher=teacher,
-            state=state,
-            save_every=0.0,
-            progress=stop_after(steps),
-        )
+        fit(model, task, **how, progress=stop_after(steps))
     resumed_at = []
-    rest = fit(
-        model,
-        task,
-        recipe=short,
-        seed=3,
-        teacher=teacher,
-        state=state,
-        save_every=0.0,
-        progress=lambda tick: resumed_at.append(tick.step),
-    )
+    rest = fit(model, task, **how, progress=lambda tick: resumed_at.append(tick.step))
     assert resumed_at[0] == steps + 1
     assert same_weights(whole.model, rest.model)
     assert [e.accuracy for e in whole.history] == [e.accuracy for e in rest.history]
@@ -116,6 +102,7 @@ train(state=Path(sys.argv[1]), save_every=0.0, progress=progress)
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not(tmp_path):
     state = tmp_path / "state"
     command = [sys.executable, "-c", KILLED, str(state)]

@@ -133,7 +133,7 @@ def _convert_texts(
     from apportion.study.records import provenance
     from apportion.study.report.table import Table
     from apportion.study.report.terminal import show
-    from apportion.training.progress import Tick, training_bar
+    from apportion.training.progress import telling, training_bar
 
     found = read_texts(file, columns)
     if found.had_labels:
@@ -148,7 +148,7 @@ def _convert_texts(
             tokenizer=words,
             units=units,
             agreement=agreement,
-            progress=lambda what, done, of: bar(Tick(what, done, of)),
+            progress=telling(bar),
         )
         facts = {**made.facts, **provenance(threads=torch.get_num_threads())}
         notes = {"classes": classes, "method": "converted", "recipes": [], "training": facts}

@@ -207,7 +207,7 @@ def bench(
     """
     import torch
 
-    from apportion.elastic.description import BUDGETS
+    from apportion.elastic.card import BUDGETS
     from apportion.serving.timing import elastic_arms, time_arms
     from apportion.study.records import provenance
     from apportion.study.report.speed_tables import latency_table

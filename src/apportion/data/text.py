@@ -74,20 +74,34 @@ class Text:
             raise ValueError("text needs the name of at least one column")
 
     def build(self, words: Tokenizer | None = None) -> Task:
-        """The task with its rows read, drawn and encoded: by these words, or by their own."""
+        """The task with its rows read, drawn and encoded: by these words, or by their own.
+
+        The last one is remembered, as long as its rows are the same: the stages of a run ask for
+        it one after the other.
+        """
         drawn = draw(self, read_source(self.folder or self.data, self.text, self.label))
-        classes = drawn.classes
-        texts = {name: tuple(row.text for row in rows) for name, rows in drawn.rows.items()}
+        free = drawn.unlabelled
+        same = (
+            repr((self._numbers(), drawn.digest, free and free.facts)),
+            free and free.texts,
+            words and (words.to_json(), repr(words.settings)),
+        )
+        if same not in _built:
+            _built.clear()
+            _built[same] = self._encode(drawn, words)
+        return _built[same]
+
+    def _encode(self, drawn: Drawn, words: Tokenizer | None) -> Task:
         if words is None:
+            texts = [row.text for row in drawn.rows["train"]]
             words = Tokenizer.learn(
-                texts["train"], self.length, size=self.vocabulary, min_count=self.min_count
+                texts, self.length, size=self.vocabulary, min_count=self.min_count
             )
-        number = {name: n for n, name in enumerate(classes)}
-        splits = {}
-        for name, rows in drawn.rows.items():
-            labels = torch.tensor([number[row.label] for row in rows])
-            encoded = words.encode(texts[name])
-            splits[name] = Split(words.pad(encoded, self.length), labels, texts[name])
+        classes = drawn.classes
+        splits = {
+            name: encode_rows(rows, classes, words=words, length=self.length)
+            for name, rows in drawn.rows.items()
+        }
         facts = facts_of(splits, classes, words)
         unlabelled = None
         if drawn.unlabelled:
@@ -138,6 +152,19 @@ class Text:
             f"Texts of {self.data}, up to {self.length} words of each; "
             f"{' / '.join(sizes)} training, validation and test rows{more}"
         )
+
+
+_built: dict[Any, Task] = {}  # the last task, by all that decides it
+
+
+def encode_rows(
+    rows: Sequence[Row], classes: Sequence[str], *, words: Tokenizer, length: int
+) -> Split:
+    """The split of some rows: their tokens, padded to a length, and their classes as numbers."""
+    number = {name: n for n, name in enumerate(classes)}
+    texts = tuple(row.text for row in rows)
+    labels = torch.tensor([number[row.label] for row in rows])
+    return Split(words.pad(words.encode(texts), length), labels, texts)
 
 
 def draw(spec: Text, source: Source) -> Drawn:

@@ -14,7 +14,7 @@ from apportion.models.compute import count_macs, count_parameters
 from apportion.models.sites import find_sites
 from apportion.models.surgery import view
 
-_BUDGETS = (0.25, 0.5, 0.75, 1.0)
+BUDGETS = (0.25, 0.5, 0.75, 1.0)  # where nobody names any
 _FORMS: dict[Form, str] = {
     "soft": "soft gates",
     "hard": "hard masks",
@@ -117,7 +117,7 @@ def _budgets(model: Elastic, length: int) -> str:
     whole = model.served()
     macs = count_macs(whole, length)
     rows = []
-    for budget in model.within(_BUDGETS):
+    for budget in model.within(BUDGETS):
         kept = model.allocation(budget)
         smaller = view(whole, kept)
         left = count_macs(smaller, length)

@@ -37,13 +37,11 @@ from apportion.elastic.consistency import (
 from apportion.elastic.elastic import Elastic, plain_of
 from apportion.elastic.restoring import (
     CARD,
-    CONFIG,
     FORMAT,
     GATES,
     MANIFEST,
     SETTINGS,
     VERSION,
-    WEIGHTS,
     WORDS,
     cut_as,
     restore,
@@ -65,6 +63,7 @@ from apportion.models.hub import tokenizer_of_folder
 from apportion.models.labels import CLASSIFIES, class_names
 from apportion.models.reloading import carry_code, kept_of, load_folder
 from apportion.models.sites import find_sites, units_of
+from apportion.models.sizes import CONFIG, WEIGHTS
 
 
 @dataclass(frozen=True)

@@ -250,8 +250,7 @@ def check_finite(weights: Mapping[str, Tensor], where: object) -> None:
 
 def check_order(order: Tensor, units: Units) -> None:
     """Complains of an order that does not buy the first units of each layer first."""
-    place = torch.empty(len(units), dtype=torch.int64)
-    place[order.cpu()] = torch.arange(len(units))
+    place = order.cpu().argsort()  # of each unit in the order
     for (layer, kind), span in units.spans.items():
         if not bool((place[span].diff() > 0).all()):
             raise ValueError(
@@ -269,8 +268,7 @@ def check_heads(units: Units, model: nn.Module) -> None:
 
 def check_kept(kept: Allocation, model: nn.Module) -> None:
     """Complains of a cut model that has other units than those that were kept."""
-    kinds = sorted({kind for _, kind in kept.units.spans})
-    for site in find_sites(model, kinds, block=1):
+    for site in find_sites(model, kept.units.kinds, block=1):
         stay = len(kept.indices(site.layer, site.kind))
         fits = site.count == stay if site.kind == "heads" or not stay else site.count % stay == 0
         if not fits or (site.layer, site.kind) not in kept.units.spans:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,11 +85,12 @@ def convert(
         block=largest_block(plain),
         first_token=nested and first_token is not False and reads_first_token(plain),
     )
+    tell = progress or (lambda what, done, of: None)
 
     def scored_by(elastic: Elastic) -> Scored:
         if callable(score):
             return score(elastic)
-        return SOURCES[score](elastic, task, 0, None, _telling(progress, "scoring"))
+        return SOURCES[score](elastic, task, 0, None, partial(tell, "scoring"))
 
     if nested:
         elastic, scored = nest(elastic, scored_by)
@@ -98,14 +100,14 @@ def convert(
         elastic.made_for("hard")
     facts = {"scores": [float(f"{one:.6g}") for one in scored.scores.tolist()], **scored.facts}
     if nested and (score == "fisher" if searched is None else searched):
-        elastic, took = search(elastic, task.train, progress=_telling(progress, "search"))
+        elastic, took = search(elastic, task.train, progress=partial(tell, "search"))
         facts |= took
     if not repaired:
         if settings:
             raise ValueError(f"{', '.join(settings)} are settings of a repair, and there is none")
         return Converted(elastic.eval(), facts)
     choosing, vouching = _halves(held_out)
-    settings["progress"] = _telling(progress, "repair")
+    settings["progress"] = partial(tell, "repair")
     elastic, took = repair(elastic, task.train, held_out=choosing, **settings)
     facts |= took
     if vouching is not None:
@@ -192,9 +194,3 @@ def _numbers(model: nn.Module, labels: Sequence[int | str]) -> Tensor:
             f"or 0 to {len(names) - 1}"
         )
     return torch.tensor([known[label] for label in labels])
-
-
-def _telling(
-    progress: Callable[[str, int, int], None] | None, what: str
-) -> Callable[[int, int], None]:
-    return lambda done, of: progress(what, done, of) if progress else None

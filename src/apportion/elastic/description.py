@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from apportion.elastic.card import BUDGETS
 from apportion.elastic.checkpoint import Checkpoint
 from apportion.elastic.elastic import Elastic
 from apportion.models.compute import count_macs, count_parameters
 from apportion.models.configs import config_of
-
-BUDGETS = (0.25, 0.5, 0.75, 1.0)  # where nobody names any
 
 
 def describe(

@@ -215,17 +215,13 @@ class Elastic(nn.Module):
         """
         scores = self.gates(0.5) if scores is None else scores
         order, _ = buying_order(scores, self.units)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order))
+        place = order.argsort()  # of each unit in the order
         spans = self.units.spans.values()
-        before = torch.cat([torch.arange(s.start, s.stop)[place[s].argsort()] for s in spans])
-        after = torch.empty_like(before)  # where a unit stands now
-        after[before] = torch.arange(len(before))
-        model = arrange(self.plain(), self.units, before)
-        made = self.around(model)
+        before = torch.cat([s.start + place[s].argsort() for s in spans])
+        made = self.around(arrange(self.plain(), self.units, before))
         made.gates.a.copy_(self.gates.a[before])
         made.gates.s.copy_(self.gates.s[before])
-        made.gates.fix_order(after[order])
+        made.gates.fix_order(before.argsort()[order])  # where each unit stands now
         made.floor = self.floor  # the budgets that it was made for are another model's
         return made.to(self.gates.a.device).train(self.training)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from apportion.data.task import Split
 from apportion.elastic.elastic import Elastic, Form, check_elastic, logits_of, plain_of
@@ -89,19 +89,25 @@ def sum_scores(
     """
     criterion = split.criterion
     criterion.check(plain_of(model))
-    device = next(model.parameters()).device
     score, loss = 0.0, 0.0
     was_training = model.training
     model.eval()
     with torch.inference_mode():
-        for inputs, labels in split.batches(batch_size):
-            inputs = {name: values.to(device) for name, values in inputs.items()}
-            labels = labels.to(device)
-            logits = logits_of(model(**inputs, **options))
+        for logits, labels in answers_by_batch(model, split, batch_size, **options):
             score += float(criterion.score(logits, labels).sum())
             loss += float(criterion.loss(logits, labels, reduction="sum"))
     model.train(was_training)
     return score, loss
+
+
+def answers_by_batch(
+    model: nn.Module, split: Split, batch_size: int = 32, **options: Any
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The logits [rows, outputs] and labels of each batch of a split, on the model's device."""
+    device = next(model.parameters()).device
+    for inputs, labels in split.batches(batch_size):
+        moved = {name: values.to(device) for name, values in inputs.items()}
+        yield logits_of(model(**moved, **options)), labels.to(device)
 
 
 def sweep(

@@ -30,15 +30,13 @@ from apportion.models.configs import build
 from apportion.models.encoder import EncoderConfig
 from apportion.models.readout import reads_first_token
 from apportion.models.reloading import RECORD
-from apportion.models.sizes import check_sizes, difference
+from apportion.models.sizes import CONFIG, WEIGHTS, check_sizes, difference
 from apportion.models.surgery import cut
 
 FORMAT = "apportion-checkpoint"
 VERSION = 1
 MANIFEST = "apportion.json"
-WEIGHTS = "model.safetensors"
 GATES = "gates.safetensors"
-CONFIG = "config.json"
 WORDS = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 CARD = "README.md"

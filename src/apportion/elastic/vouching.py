@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from apportion.data.task import Split
-from apportion.elastic.elastic import Elastic, logits_of
+from apportion.elastic.elastic import Elastic
+from apportion.elastic.evaluation import answers_by_batch
 from apportion.models.surgery import view
 
 AGREEMENT = 0.95  # what a budget has to be vouched for to be in a converted model's range
 CONFIDENCE = 0.95
 FEWEST = 200  # texts below which nothing is vouched for
-_BATCH = 32
 
 
 @torch.no_grad()
@@ -64,21 +64,14 @@ def asking(told: Mapping[str, Any], agreement: float) -> dict[str, Any]:
     return {**facts, "agreement": told["agreement"]}
 
 
-def lower_bound(successes: int, trials: int, confidence: float = CONFIDENCE) -> float:
-    """The lower end of the exact (Clopper-Pearson) two-sided interval of a share."""
+def lower_bound(successes: int, trials: int) -> float:
+    """The lower end of the exact (Clopper-Pearson) two-sided 95 % interval of a share."""
     from scipy import stats  # slow to import
 
-    interval = stats.binomtest(successes, trials).proportion_ci(confidence, method="exact")
+    interval = stats.binomtest(successes, trials).proportion_ci(CONFIDENCE, method="exact")
     return float(interval.low)
 
 
 def _answers(model: nn.Module, split: Split) -> Tensor:
     """The logits of all rows [rows, outputs], in the order of `split.batches`."""
-    device = next(model.parameters()).device
-    model.eval()
-    return torch.cat(
-        [
-            logits_of(model(**{name: values.to(device) for name, values in inputs.items()})).float()
-            for inputs, _ in split.batches(_BATCH)
-        ]
-    )
+    return torch.cat([logits.float() for logits, _ in answers_by_batch(model.eval(), split)])

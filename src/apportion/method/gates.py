@@ -55,8 +55,7 @@ class Gates(nn.Module):
         """
         if self.order is None:
             return self.forward(budget)
-        place = torch.empty_like(self.order)
-        place[self.order] = torch.arange(len(place), device=place.device)
+        place = self.order.argsort()  # of each unit in the order
         return (len(place) - place) * self.shares  # allocations are by score per cost
 
     def fix_order(self, order: Tensor) -> None:

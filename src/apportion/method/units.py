@@ -116,6 +116,12 @@ class Units:
             bounds[key] = slice(start, position + 1)
         return bounds
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that there are, in the order of `KINDS`."""
+        found = {kind for _, kind in self.spans}
+        return tuple(kind for kind in KINDS if kind in found)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: `[layer, kind, count, cost of one]` for each run of equal units."""
         runs = []

@@ -184,11 +184,12 @@ class Encoder(nn.Module):
 # which is what "the token before" means. They have no weights, so cutting a head has nothing to
 # slice there.
 Rotation = tuple[Tensor, Tensor]  # cosine and sine, each [length, 1, width / 2]
+_BASE = 100.0  # suits lengths up to a few hundred
 
 
-def rotation_table(length: int, width: int, base: float = 100.0) -> Rotation:
-    """The cosine and sine of each position's angles; the base suits lengths up to a few hundred."""
-    rates = base ** (-torch.arange(width // 2) / (width // 2))
+def rotation_table(length: int, width: int) -> Rotation:
+    """The cosine and sine of each position's angles."""
+    rates = _BASE ** (-torch.arange(width // 2) / (width // 2))
     angles = torch.arange(length)[:, None, None] * rates
     return angles.cos(), angles.sin()
 

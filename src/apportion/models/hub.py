@@ -77,9 +77,9 @@ def load_model(
     return ready
 
 
-def own_classes(name: str, folder: Path | None = None) -> list[str]:
+def own_classes(name: str) -> list[str]:
     """The classes that a model's own config names."""
-    source = find_source(name, folder)
+    source = find_source(name)
     known = class_names(_read(import_transformers().AutoConfig, source))
     if not known:
         raise ValueError(f"{source} names no classes: it is no classifier that was fine-tuned")

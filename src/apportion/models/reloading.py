@@ -55,8 +55,7 @@ def _record(
     record: dict[str, Any] = {"kept": {}, "of": {}, "where": {"layers": layers}}
     if before is not None:
         record = json.loads(json.dumps(before))
-    kinds = sorted({kind for _, kind in allocation.units.spans}, reverse=True)
-    for site in find_sites(model, kinds, block=1):
+    for site in find_sites(model, allocation.units.kinds, block=1):
         within = f"{above}.{site.layer}."
         parts: dict[str, Any] = {
             "inputs": [name.removeprefix(within) for name in site.inputs],

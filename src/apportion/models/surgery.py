@@ -33,7 +33,7 @@ def view(model: nn.Module, allocation: Allocation) -> nn.Module:
     For calls alone: it does not save what was kept. Hooks on any module are shared, and so are
     `train()` and `to()` on modules that hold no units.
     """
-    sites = find_sites(model, _kinds(allocation.units), block=1)
+    sites = find_sites(model, allocation.units.kinds, block=1)
     names = {name for site in sites for name in (*site.inputs, site.output)}
     above = {name[:at] for name in names for at, letter in enumerate(name) if letter == "."}
     smaller = _twin(model, "", names | above)
@@ -78,13 +78,9 @@ def _keep(model: nn.Module, allocation: Allocation, share: bool) -> None:
         _cut_site(model, site, kept_columns(site, indices), share)
 
 
-def _kinds(units: Units) -> list[str]:
-    return sorted({kind for _, kind in units.spans})
-
-
 def _sites_in_units(model: nn.Module, units: Units) -> Iterator[tuple[Site, slice]]:
     """The sites of a model, counted in these units, each with the positions of its units."""
-    for site in find_sites(model, _kinds(units), block=1):
+    for site in find_sites(model, units.kinds, block=1):
         span = units.spans.get((site.layer, site.kind), slice(0, 0))
         yield in_units(site, span.stop - span.start), span
 

@@ -129,13 +129,13 @@ def _turned(names: list[str], turn: int) -> list[str]:
     return order[::-1] if turn % 2 else order
 
 
-def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
-    """A distribution-free interval of the median, from order statistics."""
+def median_interval(values: list[float]) -> tuple[float, float]:
+    """A distribution-free 95 % interval of the median, from order statistics."""
     from scipy import stats  # half of the time that importing apportion would take
 
     ordered = sorted(values)
     count = len(ordered)
-    below = int(stats.binom.ppf((1.0 - confidence) / 2.0, count, 0.5))
+    below = int(stats.binom.ppf(0.025, count, 0.5))
     # The binomial's lower quantile is how many values may lie below the median by chance.
     rank = max(0, below - 1)
     return ordered[rank], ordered[count - 1 - rank]

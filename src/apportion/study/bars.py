@@ -59,12 +59,12 @@ class Bars:
 class Overview(Bars):
     """A watcher of `reproduce`: every table with what is done, running, to come, and time left.
 
-    `reproduce(…, watcher=Overview())`. A piece of work that took no known time elsewhere is
-    expected to take as long as those that have been run so far.
+    A piece of work that took no known time elsewhere is expected to take as long as those that
+    have been run so far.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
-        super().__init__(console or Console(stderr=True))
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
         self.work = Work({})
         self.wanted: set[Piece] = set()
         self.done: set[Piece] = set()

@@ -86,6 +86,17 @@ class Experiment:
         stages = [stage for stage in self.stages if stage.seed in self.seeds[:count]]
         return replace(self, stages=tuple(stages))
 
+    def of_methods(self, methods: Iterable[str]) -> Experiment:
+        """What is of some methods, and all that those come from."""
+        wanted: set[str] = set()
+        waiting = [stage for method in methods for stage in self.stages_of(method)]
+        while waiting:
+            stage = waiting.pop()
+            if stage.key not in wanted:
+                wanted.add(stage.key)
+                waiting += stage.sources
+        return replace(self, stages=tuple(s for s in self.stages if s.key in wanted))
+
     def stages_of(self, method: str) -> list[Stage]:
         """The stages of one method."""
         return [stage for stage in self.stages if stage.method == method]

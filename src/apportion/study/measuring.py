@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def run_stage(
         checkpoint = produce(stage, runs, progress=progress, task=trained_on)
         task = stage.measured_on(trained_on)
         noted, said = _noted(stage, task)
-        measured = _measure(stage, checkpoint, noted, telling(progress, "measuring"))
+        measured = _measure(stage, checkpoint, noted, partial(telling(progress), "measuring"))
         made["weights"] = weights_digest(checkpoint.model)
         made["parameters"] = count_parameters(plain_of(checkpoint.model))
         if isinstance(stage, TrainedStage):
@@ -137,7 +138,7 @@ def _dense_answers(stage: Stage, task: Task, *, runs: Path, results: Path | None
         check_same_rows(answers.rows, rows_digest(task.test))
         return answers
     noted, said = _noted(dense, task)
-    measured = _measure(dense, produce(dense, runs), noted, telling(None, "measuring"))
+    measured = _measure(dense, produce(dense, runs), noted, lambda done, of: None)
     return _answers(dense, task, measured, said)
 
 

@@ -33,6 +33,10 @@ class PaperTable:
         claimed = {name for claim in self.claims for name in (claim.method, claim.against)}
         return (rows | claimed | set(self.methods)) & {s.method for s in experiment.stages}
 
+    def needs_of(self, experiment: Experiment) -> Experiment:
+        """The part of the study that it needs, warm starts included."""
+        return experiment.of_methods(self.methods_in(experiment))
+
 
 @dataclass(frozen=True)
 class Texts:

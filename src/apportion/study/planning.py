@@ -18,7 +18,6 @@ from apportion.study.driver.local_driver import unfinished
 from apportion.study.driver.work import Piece, Work, pieces_of
 from apportion.study.experiment import Experiment, current, experiment_of
 from apportion.study.paper import PaperTable, Plan, Study
-from apportion.study.stages import Stage
 from apportion.training.recipes import RECIPES
 
 QUICK = "Quick: far fewer rows and epochs and one seed, to see that all of it runs; no evidence."
@@ -145,8 +144,8 @@ def plan_reruns(
             continue
         experiment = study_experiment(plan, study, settings)
         if names:
-            methods = {method for table in tables for method in table.methods_in(experiment)}
-            experiment = part_of(experiment, methods)
+            needed = {m for table in tables for m in table.methods_in(experiment)}
+            experiment = experiment.of_methods(needed)
         reruns[study.name] = Rerun(
             study,
             settings.file(study),
@@ -210,27 +209,6 @@ def lacking_extras(experiment: Experiment) -> list[str]:
     ]
 
 
-def part_of(experiment: Experiment, methods: Iterable[str]) -> Experiment:
-    """The experiment with the stages of some methods, and all that those come from."""
-    wanted: set[str] = set()
-
-    def want(stage: Stage | None) -> None:
-        if stage is not None and stage.key not in wanted:
-            wanted.add(stage.key)
-            want(stage.parent)
-            want(stage.teacher)
-
-    for method in methods:
-        for stage in experiment.stages_of(method):
-            want(stage)
-    return replace(experiment, stages=tuple(s for s in experiment.stages if s.key in wanted))
-
-
-def stages_of(table: PaperTable, experiment: Experiment) -> tuple[Stage, ...]:
-    """The stages that a table needs, warm starts included."""
-    return part_of(experiment, table.methods_in(experiment)).stages
-
-
 def work_of(
     plan: Plan, reruns: Iterable[Rerun], *, tables: Sequence[PaperTable], jobs: int
 ) -> Work:
@@ -249,7 +227,7 @@ def work_of(
                 records.read(plan.folder / "results" / f"{study.name}.jsonl")
             )
         of_tables = {
-            table.title: pieces_of(stages_of(table, experiment))
+            table.title: pieces_of(table.needs_of(experiment).stages)
             for table in tables
             if table.study == study.name
         }

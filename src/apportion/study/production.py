@@ -33,7 +33,7 @@ from apportion.study.stages import (
     TrainedStage,
     checkpoint_folder,
 )
-from apportion.training.loop import fit
+from apportion.training.loop import Fitted, fit
 from apportion.training.progress import Tick, telling
 
 
@@ -44,7 +44,7 @@ def produce(
     progress: Callable[[Tick], None] | None = None,
     task: Task | None = None,
 ) -> Checkpoint:
-    """The stage's model: from its folder, or trained now (and first those that it comes from).
+    """The stage's model: from its folder, or made now (and first those that it comes from).
 
     All stages that it comes from have its task, so that is built once.
     """
@@ -52,37 +52,16 @@ def produce(
     state = runs / f"{folder.name}.state"
     if has_checkpoint(folder):
         discard(state)  # of a kill right after the checkpoint was saved
-        loaded = load(folder)
-        limit(loaded.model, stage.floor, stage.lowest)
-        if task and loaded.notes["data"] != task.digest():
-            raise ValueError(
-                f"{folder} was trained on other rows than there are now: was the data changed? "
-                "Choose another folder, or remove it to train again"
-            )
-        return loaded
-    for producer, newest in VERSIONS.items():
-        older = (1,) if producer == "repair" else ()  # which is a matter of settings
-        if stage.version(producer) not in (newest, *older):
-            raise ValueError(
-                f"{stage.label} was made by version {stage.version(producer)} of {producer}; "
-                f"this is version {newest}, which can't make it again"
-            )
+        return _made_before(stage, folder, task)
+    _check_versions(stage)
     task = task or stage.build_task()
     source = partial(produce, runs=runs, progress=progress, task=task)
     parent = source(stage.parent) if stage.parent else None
-    start = parent.model if parent else new_model(stage, task)
     teacher = source(stage.teacher).model if stage.teacher else None
+    start = parent.model if parent else new_model(stage, task)
     kept: Allocation | None = None
-    model: nn.Module
-    facts: dict[str, Any]
     if isinstance(stage, TrainedStage):
-        if stage.has_gates and not isinstance(start, Elastic):
-            start = Elastic(start, stage.kinds, length=task.length, block=largest_block(start))
-        elif not stage.has_gates and isinstance(start, Elastic):
-            # A specialist: cut by its parent's gates at its own budget, then trained as it is.
-            assert stage.parent and stage.only
-            kept = start.made_for(start.form, stage.parent.floor).allocation(stage.only)
-            start = cut(start.plain(), kept)
+        start, kept = _ready_to_train(stage, start, task)
         fitted = fit(
             start,
             task,
@@ -93,18 +72,73 @@ def produce(
             answers=_answers_file(stage, runs),
             progress=progress,
         )
-        model = fitted.model
-        facts = {
-            "epochs": stage.recipe.epochs,
-            "best": asdict(fitted.best),
-            "seconds": round(fitted.seconds, 1),
-            "processes": fitted.processes,
-        }
+        model, facts = fitted.model, _facts_of(fitted)
     elif isinstance(stage, ScoredStage):
         model, facts = _score(stage, start, task, teacher, progress)
     else:
         model, facts = start, {}
-    notes = {
+    limit(model, stage.floor, stage.lowest)
+    checkpoint = Checkpoint(model, _notes(stage, task, parent, facts), kept, task.words)
+    save(checkpoint, folder)
+    discard(state)
+    return checkpoint
+
+
+def _made_before(stage: Stage, folder: Path, task: Task | None) -> Checkpoint:
+    """The stage's model from its folder, if it was made from the rows of the task."""
+    loaded = load(folder)
+    limit(loaded.model, stage.floor, stage.lowest)
+    if task and loaded.notes["data"] != task.digest():
+        raise ValueError(
+            f"{folder} was trained on other rows than there are now: was the data changed? "
+            "Choose another folder, or remove it to train again"
+        )
+    return loaded
+
+
+def _check_versions(stage: Stage) -> None:
+    """Refuses to make what an older version made; the first repair is a matter of settings."""
+    for producer, newest in VERSIONS.items():
+        older = (1,) if producer == "repair" else ()
+        if stage.version(producer) not in (newest, *older):
+            raise ValueError(
+                f"{stage.label} was made by version {stage.version(producer)} of {producer}; "
+                f"this is version {newest}, which can't make it again"
+            )
+
+
+def _ready_to_train(
+    stage: TrainedStage, start: nn.Module, task: Task
+) -> tuple[nn.Module, Allocation | None]:
+    """The model that a stage trains, and what was kept of its parent's if it was cut."""
+    if stage.has_gates == isinstance(start, Elastic):
+        return start, None
+    if not isinstance(start, Elastic):
+        return Elastic(start, stage.kinds, length=task.length, block=largest_block(start)), None
+    # A specialist: cut by its parent's gates at its own budget, then trained as it is.
+    assert stage.parent and stage.only
+    kept = start.made_for(start.form, stage.parent.floor).allocation(stage.only)
+    return cut(start.plain(), kept), kept
+
+
+def _facts_of(fitted: Fitted) -> dict[str, Any]:
+    """What a training took, and its best epoch."""
+    return {
+        "epochs": fitted.recipe.epochs,
+        "best": asdict(fitted.best),
+        "seconds": round(fitted.seconds, 1),
+        "processes": fitted.processes,
+    }
+
+
+def _notes(
+    stage: Stage, task: Task, parent: Checkpoint | None, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The story of a stage's model, as its checkpoint tells it."""
+    recipes = [*(parent.notes["recipes"] if parent else [])]
+    if stage.recipe:
+        recipes.append(stage.recipe.to_dict())
+    return {
         "task": dict(task.spec),
         "classes": list(task.classes),
         "data": task.digest(),
@@ -112,17 +146,9 @@ def produce(
         **({"pretrained": stage.model["pretrained"]} if "pretrained" in stage.model else {}),
         "method": stage.method,
         "seed": stage.seed,
-        "recipes": [
-            *(parent.notes["recipes"] if parent else []),
-            *([stage.recipe.to_dict()] if stage.recipe else []),
-        ],
+        "recipes": recipes,
         "training": {**facts, **provenance(threads=torch.get_num_threads())},
     }
-    limit(model, stage.floor, stage.lowest)
-    checkpoint = Checkpoint(model, notes, kept, task.words)
-    save(checkpoint, folder)
-    discard(state)
-    return checkpoint
 
 
 def _answers_file(stage: TrainedStage, runs: Path) -> Path | None:
@@ -133,29 +159,27 @@ def _answers_file(stage: TrainedStage, runs: Path) -> Path | None:
 
 
 def _score(
-    stage: Stage,
+    stage: ScoredStage,
     model: nn.Module,
     task: Task,
     teacher: nn.Module | None,
     progress: Callable[[Tick], None] | None,
-) -> tuple[Elastic, dict[str, Any]]:
+) -> tuple[nn.Module, dict[str, Any]]:
     """A model whose gates open its units in the order of the stage's scores, and those."""
-    score = SOURCES[stage.score or ""]
+    score, tell = SOURCES[stage.score], telling(progress)
     with_gates = teacher if isinstance(teacher, Elastic) else None
-    tell = telling(progress, "scoring")
-    first = {} if not stage.repair or stage.version("repair") > 1 else VERSION_1
     converted = convert(
         model,
         task,
         units="heads" if stage.kinds == UNITS["heads"] else "all",
-        score=lambda elastic: score(elastic, task, stage.seed, with_gates, tell),
+        score=lambda model: score(model, task, stage.seed, with_gates, partial(tell, "scoring")),
         nested=stage.nested,
         searched=stage.search,
         repaired=stage.repair,
         # Stages with the older scores were made before last layers could be short.
         first_token=False if stage.score in OLDER_SCORES else None,
-        progress=lambda what, done, of: telling(progress, what)(done, of),
-        **first,
+        progress=tell,
+        **(VERSION_1 if stage.repair and stage.version("repair") == 1 else {}),
     )
     return converted.model, dict(converted.facts)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from apportion.data.sources import read_source
 from apportion.data.task import SPLITS, Task, TaskSpec
-from apportion.data.text import Text, facts_of
+from apportion.data.text import Text, draw, encode_rows, facts_of
 from apportion.method.units import check_budget
 from apportion.serving.timing import TIMED_FORMS
 
@@ -93,7 +93,8 @@ class MeasuredRows:
         assert task.words is not None
         if self.rows == "validation":
             return replace(task, test=task.validation)
-        if read_source(spec.folder or spec.data, spec.text, spec.label).test is None:
+        source = read_source(spec.folder or spec.data, spec.text, spec.label)
+        if source.test is None:
             raise ValueError(
                 "test_rows needs data with a test file of its own: other test rows "
                 "would be other training rows"
@@ -102,7 +103,8 @@ class MeasuredRows:
         # A seed also decides the order of the rows, so all of them have a fixed one, too.
         drawn_by = self.seed or 0 if self.same_for_all else spec.seed
         bare = replace(spec, unlabelled=None, unlabelled_from=None, unlabelled_digest=None)
-        test = replace(bare, test=size, seed=drawn_by).build(task.words).test
+        rows = draw(replace(bare, test=size, seed=drawn_by), source).rows["test"]
+        test = encode_rows(rows, task.classes, words=task.words, length=task.length)
         wider = replace(task, test=test)
         splits = {name: wider.split(name) for name in SPLITS}
         facts = facts_of(splits, task.classes, task.words)

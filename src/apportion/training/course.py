@@ -60,11 +60,7 @@ def train(
         how = dense or recipe(**first)
         whole = fit(model, task, recipe=how, seed=seed, progress=progress)
     teacher = whole.model if whole else model
-
-    def tell(what: str, done: int, of: int) -> None:
-        telling(progress, what)(done, of)
-
-    converted = convert(teacher, task, units=units, progress=tell)
+    converted = convert(teacher, task, units=units, progress=telling(progress))
     trained = fit(
         converted.model,
         task,

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +225,7 @@ class _Run:
             calibrated=self.recipe.calibrated,
             accelerator=self.accelerator,
             kept=answers,
-            progress=telling(self.progress, "teacher"),
+            progress=partial(telling(self.progress), "teacher"),
         )
 
     def _finite(self, loss: float) -> float:

@@ -34,9 +34,12 @@ class Tick:
     accuracy: float | None = None  # on validation, after the last finished epoch
 
 
-def telling(progress: Callable[[Tick], None] | None, what: str) -> Callable[[int, int], None]:
-    """A callback for other work than training: it takes what is done, and how much there is."""
-    return lambda done, of: progress(Tick(what, done, of)) if progress else None
+def telling(progress: Callable[[Tick], None] | None) -> Callable[[str, int, int], None]:
+    """A callback for other work than training: it takes what it is, what is done, and of how much.
+
+    `partial(telling(progress), "scoring")` is one for a single piece of work.
+    """
+    return lambda what, done, of: progress(Tick(what, done, of)) if progress else None
 
 
 @contextmanager

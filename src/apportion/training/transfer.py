@@ -22,6 +22,7 @@ from apportion.data.tokenizer import Tokenizer
 from apportion.data.views import nearest_tokens, views
 from apportion.elastic.checkpoint import weights_digest
 from apportion.elastic.elastic import logits_of, plain_of
+from apportion.elastic.evaluation import answers_by_batch
 from apportion.files import read_tensors, replacing, save_tensors
 
 _BATCH = 64
@@ -76,7 +77,7 @@ def transfer(
             tensors = {f"{identity}/{number}": answer for number, answer in enumerate(answers)}
             with replacing(kept) as part:
                 save_tensors(tensors, part)
-    T = fit_temperature(teacher, task.validation, accelerator) if calibrated else 1.0
+    T = fit_temperature(teacher, task.validation) if calibrated else 1.0
     return Transfer(shown, tuple(answer / T for answer in answers))
 
 
@@ -146,18 +147,15 @@ def _read(kept: Path | None, names: Sequence[str]) -> tuple[Tensor, ...] | None:
     return tuple(map(tensors.__getitem__, names)) if tensors.keys() == set(names) else None
 
 
-def fit_temperature(teacher: nn.Module, split: Split, accelerator: Accelerator) -> float:
+def fit_temperature(teacher: nn.Module, split: Split) -> float:
     """The T at which the teacher's softmax(logits / T) gives the labels of a split most likelihood.
 
     Training rows that are known by heart leave a teacher too sure of itself, or too shy.
     """
-    found, labels = [], []
     with torch.no_grad():
-        for inputs, label in split.batches(_BATCH):
-            moved = {name: values.to(accelerator.device) for name, values in inputs.items()}
-            found.append(logits_of(teacher(**moved)).float().cpu())
-            labels.append(label)
-    logits, wanted = torch.cat(found), torch.cat(labels)
+        answers = list(answers_by_batch(teacher, split, _BATCH))
+    logits = torch.cat([found.float().cpu() for found, _ in answers])
+    wanted = torch.cat([labels.cpu() for _, labels in answers])
 
     def loss(log_T: float) -> float:
         return float(split.criterion.loss(logits / 2.0**log_T, wanted))

@@ -14,12 +14,12 @@ def accounting_table(experiment: Experiment, records: Records) -> Table:
     """Training jobs and things to deploy for the table's budgets, counted from what was run."""
     rows = []
     count = len(experiment.budgets)
+    ran = {record["stage"]: record for record in select(records, kind="stage")}
+    cell = {"data_seed": experiment.data_seeds[0], "seed": experiment.seeds[0]}
     for method in methods_of(experiment):
-        cell = {"data_seed": experiment.data_seeds[0], "seed": experiment.seeds[0]}
         own = select(records, kind="stage", method=method, **cell)
         if not own or not (own[0]["recipe"] or own[0]["score"]):
             continue  # not run yet, or a baseline of another kind
-        ran = {record["stage"]: record for record in select(records, kind="stage")}
         models = {key for record in own for key in _trained(record, ran)[:1]}
         nested = any(stage.nested for stage in experiment.stages_of(method))
         scored = own[0]["score"] is not None and not nested  # one order needs no masks

@@ -11,11 +11,9 @@ from apportion.study.planning import (
     Rerun,
     Settings,
     lacking_extras,
-    part_of,
     plan_reruns,
     seconds_of,
     seconds_of_pieces,
-    stages_of,
 )
 from apportion.study.report.claim_tables import (
     BY_CONSTRUCTION,
@@ -64,7 +62,7 @@ def sections_of(
     for table in tables:
         rerun = reruns[table.study]
         by_name, pictures = shown[table.study]
-        stages = stages_of(table, rerun.experiment)
+        stages = table.needs_of(rerun.experiment).stages
         ended = [record for record in rerun.records if record["kind"] == "stage"]
         sections.append(
             Section(
@@ -240,7 +238,7 @@ def list_table(plan: Plan, names: Sequence[str] = (), *, hub: bool = False) -> T
     rows = []
     for table in plan.choose(names):
         rerun = reruns[table.study]
-        part = part_of(rerun.experiment, table.methods_in(rerun.experiment))
+        part = table.needs_of(rerun.experiment)
         needs = [*settings.lacks(rerun.study), *lacking_extras(part)]
         took = seconds_of_pieces(rerun.records)
         known = all(Piece(stage.key) in took for stage in part.stages)

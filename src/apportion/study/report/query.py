@@ -19,9 +19,8 @@ def select(records: Records, **where: Any) -> list[Mapping[str, Any]]:
     """The records whose fields have these values, the newest only of those measured twice."""
     found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for record in records:
-        if all(record.get(key) == value for key, value in where.items()):
-            same = tuple(record.get(k) for k in _SAME)
-            found[same] = record
+        if where.items() <= record.items():
+            found[tuple(map(record.get, _SAME))] = record
     return list(found.values())
 
 

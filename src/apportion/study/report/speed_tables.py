@@ -52,19 +52,7 @@ def latency_table(records: Records) -> Table:
         of_arm = [
             r for r in found if (r.get("method"), r["form"], r["budget"]) == (method, form, budget)
         ]
-        by_macs = statistics.mean(r["bound"] for r in of_arm)
-        share = statistics.mean(r["speedup"] / r["bound"] for r in of_arm)
-        cells = (
-            form,
-            asked(budget),
-            mean_sd([r["median_ms"] for r in of_arm], 2),
-            times(of_arm),
-            interval(of_arm),
-            of_medians(of_arm, found),
-            *((over_fused(of_arm),) if fused else ()),
-            f"{by_macs:.3f}x",
-            f"{100 * share:.0f} %",
-        )
+        cells = (form, asked(budget), *_timed(of_arm, found, fused, digits=2, share_digits=0))
         rows.append((str(method), *cells) if several else cells)
     note = ""
     if found:
@@ -219,15 +207,18 @@ _OVER_FUSED = (
 )
 
 
-def _timed(of_arm: Sequence[Mapping[str, Any]], found: Records, fused: bool) -> list[str]:
+def _timed(
+    of_arm: Records, found: Records, fused: bool, digits: int = 0, share_digits: int = 1
+) -> list[str]:
+    """The cells of an arm: milliseconds, speed-ups, the speed-up by MACs and the share of it."""
     by_macs = statistics.mean(r["bound"] for r in of_arm)
     share = statistics.mean(r["speedup"] / r["bound"] for r in of_arm)
     return [
-        mean_sd([r["median_ms"] for r in of_arm], 0),
+        mean_sd([r["median_ms"] for r in of_arm], digits),
         times(of_arm),
         interval(of_arm),
         of_medians(of_arm, found),
         *([over_fused(of_arm)] if fused else []),
         f"{by_macs:.3f}x",
-        f"{100 * share:.1f} %",
+        f"{100 * share:.{share_digits}f} %",
     ]
