@@ -72,7 +72,6 @@ def soft(parts, scores: torch.Tensor | None) -> Checkpoint:
         if scores is not None:
             elastic.gates.order_by(scores)
         else:
-            elastic.gates.a.copy_(torch.linspace(-1, 1, len(elastic.units)))
             elastic.gates.s.copy_(torch.linspace(6, -6, len(elastic.units)))
     return Checkpoint(elastic, {"classes": sorted(CLUES)}, words=words)
 
