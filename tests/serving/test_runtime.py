@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -23,7 +24,14 @@ from apportion.models.hub import tokenizer_of_folder
 from apportion.models.reloading import load_folder
 from apportion.serving.runtime.exporting import export, this_target
 from apportion.serving.runtime.graph import build_graph
-from apportion.serving.runtime.quantisation import calibrate_scales, quantise_columns
+from apportion.serving.runtime.quantisation import calibrate_scales
+from apportion.serving.runtime.rounding import (
+    Scale,
+    Seen,
+    choose_scale,
+    quantise_columns,
+    round_columns,
+)
 from apportion.serving.runtime.session import Runtime
 from apportion.serving.runtime.skeletons import SKELETONS
 from apportion.serving.skipping import Skipping
@@ -149,6 +157,29 @@ def test_int8_is_near_single_precision_and_a_row_does_not_know_its_batch():
             np.testing.assert_allclose(run(model, alone, level)[0], together[row], atol=2e-5)
 
 
+def test_channels_that_are_equalised_are_so_in_the_graph_too():
+    """With factors that nobody would choose, what is divided before is multiplied after."""
+    elastic = nested("bert")
+    inputs, views = given(elastic), Skipping(elastic)
+    scales = calibrate_scales(elastic, [inputs], LEVELS, bits=8)
+    for path, scale in scales.items():
+        if path.endswith("output.dense") and "attention" not in path:
+            continue  # after feed-forward neurons, channels are left as they are
+        channels = scale.sample.shape[1]
+        factors = np.geomspace(0.25, 4.0, channels, dtype=np.float32)
+        raw = scale.sample * (1.0 if scale.factors is None else scale.factors)
+        over = raw / factors
+        scales[path] = Scale.of(
+            float(over.min()), float(over.max()), 8, factors=factors, sample=over
+        )
+    model = build_graph(elastic, LEVELS, scales=scales)
+    for level in LEVELS:
+        with torch.no_grad():
+            wanted = ask(views, inputs, budget=level).numpy()
+        found = run(model, inputs, level)
+        assert np.abs(found - wanted).max() < 0.15 * np.abs(wanted).max()
+
+
 def test_scales_are_taken_at_every_level_and_from_no_padding():
     elastic = nested("bert")
     inputs = given(elastic)
@@ -161,6 +192,56 @@ def test_scales_are_taken_at_every_level_and_from_no_padding():
     first = "bert.encoder.layer.0.attention.self.query"
     assert calibrate_scales(elastic, [spoiled], LEVELS)[first] == once[first]
     assert calibrate_scales(elastic, [inputs], (1.0,)) != once
+
+
+def test_outliers_are_clipped_or_moved_into_the_weight_where_that_is_nearer():
+    draw = np.random.default_rng(0)
+    sample = draw.normal(size=(256, 16)).astype(np.float32)
+    weight = draw.normal(size=(16, 8)).astype(np.float32)
+    wide = sample.copy()
+    wide[:, 3] *= 100.0  # a channel of outliers, as norms leave them
+    even = choose_scale(Seen(wide.min(0), wide.max(0), wide), weight, 8, worth=1.0)
+    assert even.choice.startswith("equalised") and even.factors[3] > 3 * even.factors[4]
+    never = choose_scale(Seen(wide.min(0), wide.max(0), wide), weight, 8, worth=0.0)
+    assert never.factors is None
+    rare = np.float32(1e3)  # one token that the sample lacks
+    seen = Seen(sample.min(0) - rare, sample.max(0) + rare, sample)
+    assert choose_scale(seen, weight, 8, worth=0.0).choice == "99.99 %"
+    assert choose_scale(seen, weight, 8, worth=0.0).size < 0.05
+
+
+def test_equalised_inputs_change_nothing_but_their_rounding():
+    draw = np.random.default_rng(1)
+    sample = (draw.normal(size=(64, 12)) * np.geomspace(1, 50, 12)).astype(np.float32)
+    weight = draw.normal(size=(12, 4)).astype(np.float32)
+    scale = choose_scale(Seen(sample.min(0), sample.max(0), sample), weight, 8, worth=1.0)
+    matrix, sizes = scale.weights(weight, slice(None))
+    given = np.clip(np.rint(sample / scale.factors / scale.size) + scale.zero, 0, 255) - scale.zero
+    found = (given * scale.size) @ (matrix * sizes)
+    assert np.abs(found - sample @ weight).max() < 0.03 * np.abs(sample @ weight).max()
+    np.testing.assert_array_equal(
+        scale.weights(weight[4:8], slice(4, 8))[1],
+        quantise_columns(weight[4:8] * scale.factors[4:8, None], 8)[1],
+    )
+
+
+def test_weights_are_rounded_for_the_inputs_that_come_together():
+    draw = np.random.default_rng(2)
+    sample = draw.normal(size=(200, 4)) @ draw.normal(size=(4, 24)) + 0.1 * draw.normal(
+        size=(200, 24)
+    )
+    weight = draw.normal(size=(24, 8)).astype(np.float32)
+    nearest, sizes = quantise_columns(weight, 7)
+    rounded, same = round_columns(weight, 7, sample.astype(np.float32))
+    np.testing.assert_array_equal(sizes, same)
+    assert np.abs(rounded).max() <= 63
+
+    def error(matrix):
+        return np.square(sample @ (matrix * sizes - weight)).sum()
+
+    assert error(rounded) < 0.5 * error(nearest)
+    np.testing.assert_array_equal(round_columns(weight, 7, np.zeros((3, 24)))[0], nearest)
+    assert Scale.of(-1.0, 2.0, 7).weights(weight, slice(None))[0].tolist() == nearest.tolist()
 
 
 def test_columns_have_scales_of_their_own():
@@ -217,6 +298,8 @@ def test_a_budget_below_the_lowest_level_is_refused(checkpoint, tmp_path):
         ({"levels": [0.5, 0.5]}, "different"),
         ({"int8": True}, "needs texts"),
         ({"target": "abacus"}, "a target is one of vnni, any"),
+        ({"int8": True, "texts": TEXTS, "target": "amx"}, "a target is one of vnni, any"),
+        ({"scales": "per row"}, "scales are static or dynamic"),
     ],
 )
 def test_what_can_not_be_exported_is_refused_and_nothing_is_written(
@@ -228,10 +311,10 @@ def test_what_can_not_be_exported_is_refused_and_nothing_is_written(
 
 
 def test_only_nested_classifiers_of_known_architectures_are_exported(checkpoint, tmp_path, encoder):
-    soft = Elastic(from_transformers("bert", "sdpa"), ALL, length=10, block=32)
-    for model in (soft, soft.plain()):
-        with pytest.raises(ValueError, match="only a nested model"):
-            export(Checkpoint(model), tmp_path / "out")
+    with pytest.raises(ValueError, match="a dense checkpoint has no budgets to export"):
+        export(Checkpoint(checkpoint.model.plain()), tmp_path / "out")
+    with pytest.raises(ValueError, match="no tokenizer or no classes"):
+        export(Checkpoint(nested("bert")), tmp_path / "out")
     own = Elastic(encoder, ALL, length=12, block=16)
     with pytest.raises(ValueError, match="can't be exported; classifiers of texts can"):
         build_graph(own.nested(), (1.0,))
@@ -266,7 +349,7 @@ def test_an_exported_folder_is_run_without_torch(checkpoint, tmp_path):
     script = (
         "import sys\n"
         "for name in ('torch', 'transformers', 'accelerate', 'onnx'): sys.modules[name] = None\n"
-        "from apportion.serving.runtime.session import Runtime\n"
+        "from apportion import Runtime\n"
         "print(Runtime(sys.argv[1]).predict(['a match'], budget=0.25)[0][0])\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "out")]
@@ -297,3 +380,82 @@ def test_the_command_exports_and_says_how_the_file_answers(checkpoint, tmp_path,
     code, _, err = command(capsys, *words[:-1], "a,b")
     assert code == 2 and "--levels are numbers" in err
     assert Runtime(tmp_path / "onnx").levels == (0.5, 1.0)
+
+
+@pytest.fixture(scope="module")
+def both(checkpoint, tmp_path_factory):
+    """One model as a checkpoint and as an exported folder, each with its runtime."""
+    home = tmp_path_factory.mktemp("both")
+    save(checkpoint, home / "checkpoint")
+    export(checkpoint, home / "onnx", texts=TEXTS)
+    return Runtime(home / "checkpoint"), Runtime(home / "onnx")
+
+
+def test_a_checkpoint_and_its_export_are_run_as_one_object(both):
+    views, file = both
+    assert views.levels == file.levels == (0.25, 0.375, 0.5, 0.75, 1.0)
+    assert views.costs == file.costs and len(file.costs) == 5
+    assert views.classes == file.classes == tuple(sorted(CLUES))
+    assert views.level_of(0.3) == file.level_of(0.3) == 0.25
+    rows = file.tokenizer.pad_arrays(file.tokenizer.encode(TEXTS))
+    for budget in (0.25, 0.45, 1.0):
+        found = file(**rows, budget=budget)
+        assert found.dtype == np.float32 and found.shape == (len(TEXTS), len(CLUES))
+        np.testing.assert_allclose(views(**rows, budget=budget), found, atol=2e-5)
+        answers = views.predict(TEXTS, budget=budget), file.predict(TEXTS, budget=budget)
+        assert [name for name, _ in answers[0]] == [name for name, _ in answers[1]]
+
+
+def test_an_identity_names_weights_words_runtime_and_precision(both, checkpoint, tmp_path):
+    views, file = both
+    for runtime, library in ((views, "torch "), (file, "onnxruntime ")):
+        assert set(runtime.identity) == {"weights", "tokenizer", "runtime", "precision"}
+        assert runtime.identity["runtime"].startswith(library)
+        assert len(runtime.identity["weights"]) == len(runtime.identity["tokenizer"]) == 64
+        assert runtime.identity["precision"] == "float32"
+    assert views.identity["tokenizer"] == file.identity["tokenizer"]
+    other = otherwise(checkpoint)
+    save(other, tmp_path / "other")
+    assert Runtime(tmp_path / "other").identity["weights"] != views.identity["weights"]
+    export(checkpoint, tmp_path / "int8", texts=TEXTS, int8=True)
+    assert Runtime(tmp_path / "int8").identity["precision"] == "int8"
+
+
+def otherwise(checkpoint: Checkpoint) -> Checkpoint:
+    """The same checkpoint but for one weight."""
+    other = copy.deepcopy(checkpoint)
+    with torch.no_grad():
+        next(other.model.parameters()).view(-1)[0] += 1.0
+    return other
+
+
+def test_a_runtime_answers_arrays_that_can_not_be_written_and_masks_that_are_left_out(both):
+    for runtime in both:
+        ids = np.array([[2, 7, 8, 3]])
+        ids.flags.writeable = False
+        np.testing.assert_array_equal(runtime(ids), runtime(ids, np.ones_like(ids)))
+        with pytest.raises(ValueError, match=r"\[rows, tokens\], not \(4,\)"):
+            runtime(ids[0])
+
+
+def test_levels_of_a_checkpoint_may_be_given_and_a_plain_model_has_one(both, tmp_path):
+    views, file = both
+    assert Runtime(views.folder, levels=(1.0, 0.3)).levels == (0.3, 1.0)
+    for levels in ((), (0.5, 0.5)):
+        with pytest.raises(ValueError, match="different budgets, one at least"):
+            Runtime(views.folder, levels=levels)
+    with pytest.raises(ValueError, match=r"0\.1"):
+        Runtime(views.folder, levels=(0.1,))
+    with pytest.raises(ValueError, match="chosen when it was written"):
+        Runtime(file.folder, levels=(0.5,))
+    folder = write_classifier(tmp_path, sorted(CLUES))
+    assert Runtime(folder).levels == (1.0,) and Runtime(folder).costs == (1.0,)
+    with pytest.raises(ValueError, match="its one level is 1"):
+        Runtime(folder, levels=(0.5,))
+
+
+def test_a_runtime_needs_a_folder_and_threads(both, tmp_path):
+    with pytest.raises(ValueError, match="there is no folder"):
+        Runtime(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="threads must be a whole number"):
+        Runtime(both[1].folder, threads=0)
