@@ -84,9 +84,7 @@ def _lengths(longest: int) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _affordable_rows(
-    runtime: Runtime, lengths: Sequence[int], seconds: float
-) -> tuple[int, ...]:
+def _affordable_rows(runtime: Runtime, lengths: Sequence[int], seconds: float) -> tuple[int, ...]:
     """The counts of rows of which enough rounds can be measured in the time."""
     longest, random_ids = lengths[-1], np.random.default_rng(0)
     row = _ids(runtime, 1, longest, random_ids)
