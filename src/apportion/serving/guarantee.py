@@ -36,9 +36,9 @@ def rows_needed(epsilon: float, delta: float) -> int:
 
 def binomial_tail(disagreements: ArrayLike, rows: int, epsilon: float) -> NDArray[np.float64]:
     """P(X ≤ k) of so many rows, if each differs with probability ε: the p-value of `risk > ε`."""
-    from scipy import stats  # slow to import
+    from scipy import special  # slow to import
 
-    return np.asarray(stats.binom.cdf(disagreements, rows, epsilon), np.float64)
+    return np.asarray(special.bdtr(disagreements, rows, epsilon), np.float64)
 
 
 def binomial_bound(disagreements: int, rows: int, delta: float) -> float:
@@ -54,11 +54,26 @@ def hypergeometric_tail(
     disagreements: ArrayLike, rows: int, *, population: int, differing: int
 ) -> NDArray[np.float64]:
     """P(X ≤ k) of rows drawn without replacement, if so many of the population differ."""
-    from scipy import stats
-
+    asked = np.asarray(disagreements, np.int64)
     if differing > population:  # can't be, so any draw speaks against it
-        return np.zeros(np.shape(disagreements))
-    return np.asarray(stats.hypergeom.cdf(disagreements, population, differing, rows), np.float64)
+        return np.zeros(asked.shape)
+    fewest, most = max(0, rows - (population - differing)), min(rows, differing)
+    counts = np.arange(fewest, most + 1)
+    ways = _log_choose(differing, counts) + _log_choose(population - differing, rows - counts)
+    below = np.cumsum(np.exp(ways - _log_choose(population, np.array(rows))))
+    places = np.clip(asked - fewest, -1, most - fewest)
+    return np.where(places < 0, 0.0, np.minimum(1.0, below[places]))
+
+
+def _log_choose(things: int, taken: NDArray[np.int64]) -> NDArray[np.float64]:
+    from scipy import special
+
+    found: NDArray[np.float64] = (
+        special.gammaln(things + 1.0)
+        - special.gammaln(taken + 1.0)
+        - special.gammaln(things - taken + 1.0)
+    )
+    return found
 
 
 def draw_needed(population: int, differing: int, delta: float) -> int | None:
