@@ -20,8 +20,9 @@ from apportion.method.allocation import allocate
 from apportion.method.units import Allocation
 from apportion.models.compute import count_parameters
 from apportion.models.encoder import Encoder
-from apportion.serving.prediction import time_predictions
+from apportion.serving.arrays import on_arrays
 from apportion.serving.skipping import Skipping
+from apportion.serving.throughput import time_predictions
 from apportion.serving.timing import Arms, Timed, elastic_arms, time_arms, time_switching
 from apportion.study import records
 from apportion.study.answers import (
@@ -302,7 +303,9 @@ def time_predictions_of(stage: Stage, runs: Path) -> list[dict[str, Any]]:
     return _traced(
         stage,
         [
-            time_predictions(skipping.at(budget), task, batch=stage.timing.batch, budget=budget)
+            time_predictions(
+                on_arrays(skipping.at(budget)), task, batch=stage.timing.batch, budget=budget
+            )
             for budget in stage.timed_at
         ],
     )

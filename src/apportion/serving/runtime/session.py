@@ -1,6 +1,6 @@
-"""Sessions: an exported folder, answering each call at the budget that is asked for.
+"""Sessions: a checkpoint or an exported folder, answering each call at the budget asked for.
 
-Needs ONNX Runtime, tokenizers and numpy; torch is not imported.
+An exported folder needs ONNX Runtime, tokenizers and numpy; torch is not imported for it.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apportion.data.tokenizer import Tokenizer
-from apportion.files import read_json
-from apportion.serving.runtime.exported import (
-    GRAPH,
-    SETTINGS,
-    TOKENIZER,
-    check_files,
-    read_export,
-)
+from apportion.serving.prediction import batches_of, softmax
+from apportion.serving.runtime.engines import Engine, FileEngine, ViewEngine
+from apportion.serving.runtime.exported import is_export
 
 _SLACK = 1e-6  # as in the graph: a budget of 0.1 + 0.2 pays for 0.3
 
 
 class Runtime:
-    """One file, every level: `runtime.predict(texts, budget=0.25)`.
+    """One model, every level: `runtime.predict(texts, budget=0.25)`.
 
-    Threads may share it: a call changes nothing. It takes one thread of the machine unless it is
+    Of a folder that `export` wrote, run by ONNX Runtime, or of a checkpoint, run by torch; both
+    answer alike. A checkpoint has the usual levels of its range, or those that are given. Threads
+    may share a runtime: a call changes nothing. It takes one thread of the machine unless it is
     given more, and its idle threads do not spin.
     """
 
-    def __init__(self, folder: str | Path, *, threads: int = 1) -> None:
-        onnxruntime = _onnxruntime()
+    def __init__(
+        self, folder: str | Path, *, threads: int = 1, levels: Sequence[float] | None = None
+    ) -> None:
         folder = Path(folder)
-        self.facts = read_export(folder)
-        check_files(self.facts, folder)
+        if not isinstance(threads, int) or threads < 1:
+            raise ValueError(f"threads must be a whole number of at least 1, not {threads!r}")
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder {folder}")
+        if is_export(folder):
+            if levels is not None:
+                raise ValueError("the levels of an exported folder were chosen when it was written")
+            engine: Engine = FileEngine(folder, threads)
+        else:
+            engine = ViewEngine(folder, threads, levels)
+        self._engine = engine
+        self.folder = folder
+        self.threads = threads
+        self.facts: dict[str, Any] = engine.facts
+        self.identity: dict[str, str] = engine.identity
         self.levels: tuple[float, ...] = tuple(self.facts["levels"])
+        self.costs: tuple[float, ...] = tuple(self.facts["costs"])
         self.classes: tuple[str, ...] = tuple(self.facts["classes"])
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 3
-        try:
-            self._session = onnxruntime.InferenceSession(
-                str(folder / GRAPH), options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:  # the library's own, of many kinds
-            raise ValueError(f"{folder / GRAPH} can't be run: {_first_line(error)}") from None
-        self._inputs = {given.name for given in self._session.get_inputs()}
-        text = (folder / TOKENIZER).read_text(encoding="utf-8")
-        self.tokenizer = Tokenizer.from_json(text, read_json(folder / SETTINGS))
+        self.tokenizer: Tokenizer = engine.tokenizer
 
     def __call__(
         self,
@@ -62,16 +62,13 @@ class Runtime:
         token_type_ids: NDArray[Any] | None = None,
     ) -> NDArray[np.float32]:
         """The logits [rows, classes] of the highest level that a budget pays for."""
-        self.level_of(budget)
-        ids = np.asarray(input_ids, np.int64)
-        given = {"input_ids": ids, "budget": np.array(budget, np.float32)}
-        mask = np.ones_like(ids) if attention_mask is None else attention_mask
-        given["attention_mask"] = np.asarray(mask, np.int64)
-        if "token_type_ids" in self._inputs:
-            types = np.zeros_like(ids) if token_type_ids is None else token_type_ids
-            given["token_type_ids"] = np.asarray(types, np.int64)
-        logits: NDArray[np.float32] = self._session.run(None, given)[0]
-        return logits
+        level, ids = self.level_of(budget), np.asarray(input_ids)
+        mask = np.ones_like(ids) if attention_mask is None else np.asarray(attention_mask)
+        if ids.ndim != 2 or mask.shape != ids.shape or not ids.size:
+            raise ValueError(
+                f"input_ids and attention_mask are [rows, tokens], not {ids.shape} and {mask.shape}"
+            )
+        return self._engine.answer(ids, mask, token_type_ids, level)
 
     def level_of(self, budget: float) -> float:
         """The highest level that a budget pays for; below the lowest is an error."""
@@ -89,33 +86,9 @@ class Runtime:
     ) -> list[tuple[str, float]]:
         """The likeliest class of each text, and its probability."""
         encoded = self.tokenizer.encode(texts)
-        # Texts of like length go together: little is spent on padding.
-        order = sorted(range(len(encoded)), key=lambda place: len(encoded[place]))
         found: list[tuple[str, float]] = [("", 0.0)] * len(encoded)
-        for start in range(0, len(order), batch):
-            places = order[start : start + batch]
-            rows = self.tokenizer.pad_arrays([encoded[place] for place in places])
-            likely = _softmax(self(**rows, budget=budget))
+        for places, rows in batches_of(self.tokenizer, encoded, batch):
+            likely = softmax(self(**rows, budget=budget))
             for place, row in zip(places, likely, strict=True):
                 found[place] = (self.classes[int(row.argmax())], float(row.max()))
         return found
-
-
-def _softmax(logits: NDArray[Any]) -> NDArray[Any]:
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    shares: NDArray[Any] = powers / powers.sum(axis=-1, keepdims=True)
-    return shares
-
-
-def _onnxruntime() -> Any:
-    try:
-        import onnxruntime
-    except ImportError:
-        raise ValueError(
-            "an exported folder is run by ONNX Runtime: pip install 'apportion[onnx]'"
-        ) from None
-    return onnxruntime
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
