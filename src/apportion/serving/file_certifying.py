@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from apportion.data.rows import BadRow, Row
 from apportion.files import json_text, write_text
-from apportion.serving.cascade import Cascade, Pool, check_whole
+from apportion.serving.cascade import Cascade, check_whole
 from apportion.serving.certifying import answers_of, tune, wrong_of
 from apportion.serving.guarantee import (
     check_promise,
@@ -28,7 +28,6 @@ from apportion.serving.guarantee import (
     last_certified,
 )
 from apportion.serving.runtime.session import Runtime
-from apportion.serving.threshold_path import Step
 
 FORMAT, VERSION = "apportion-statement", 1
 MOST = 3000  # rows that are drawn
@@ -91,16 +90,23 @@ def draw_sizes(count: int, *, epsilon: float, delta: float) -> tuple[int, int] |
     return (tuned, tested) if tuned + tested <= min(count // 2, MOST) else None
 
 
-def judge_file(
-    pool: Pool, path: Sequence[Step], *, count: int, tuned: int, epsilon: float, delta: float
+def last_of_file(
+    disagreements: Sequence[int] | NDArray[np.int64],
+    tested: int,
+    *,
+    count: int,
+    tuned: int,
+    epsilon: float,
+    delta: float,
 ) -> int | None:
     """The last step of a path that a draw from a file of `count` rows certifies.
 
-    Rows that tuned are answered by the whole model, so all that differ are among the others.
+    `disagreements` has one number per step. Rows that tuned are answered by the whole model, so
+    all answers that differ are among the others.
     """
-    wrong = [wrong_of(pool, step.thresholds) for step in path]
+    differing = math.floor(epsilon * count) + 1
     tails = hypergeometric_tail(
-        wrong, len(pool), population=count - tuned, differing=math.floor(epsilon * count) + 1
+        disagreements, tested, population=count - tuned, differing=differing
     )
     return last_certified(tails, delta)
 
@@ -142,10 +148,10 @@ def certify_file(
         )
         encoded = runtime.tokenizer.encode([row.text for row in testing])
         pool = answers_of(runtime, encoded, levels=found.levels, batch=batch, progress=progress)
-        last = judge_file(pool, found.path, count=count, tuned=tuned, epsilon=epsilon, delta=delta)
+        counts = [wrong_of(pool, step.thresholds) for step in found.path]
+        last = last_of_file(counts, tested, count=count, tuned=tuned, epsilon=epsilon, delta=delta)
         if last is not None:
-            thresholds = found.path[last].thresholds
-            wrong = wrong_of(pool, thresholds)
+            thresholds, wrong = found.path[last].thresholds, counts[last]
         assert found.pool.whole is not None and pool.whole is not None
         known = {row.line: one for row, one in zip(tuning, found.pool.whole, strict=True)}
         known |= {row.line: one for row, one in zip(testing, pool.whole, strict=True)}

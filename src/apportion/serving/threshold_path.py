@@ -65,7 +65,8 @@ def find_path(pool: Pool, prices: Sequence[float], *, epsilon: float) -> list[St
     for level in range(last):
         size, place = len(cuts[level]), reached[level]
         left = _count(place, size).cumsum()[:-1]
-        wrong = [_above(_count(place, size, weights)) for weights in (differs[level], spread[level])]
+        losses = differs[level], spread[level]
+        wrong = [_above(_count(place, size, loss)) for loss in losses]
         keep(np.maximum(*wrong), relative[level] + left / rows, level)
     for first, second in combinations(range(last), 2):
         # [cuts of the first, cuts of the second]: rows that end at neither, and that go wrong.
