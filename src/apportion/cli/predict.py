@@ -44,6 +44,19 @@ def predict(
             "highest of its levels that the budget pays for.",
         ),
     ] = None,
+    within_ms: Annotated[
+        float | None,
+        typer.Option(
+            help="Milliseconds that a call of --batch rows may take: each runs the highest level, "
+            "up to --budget, that `apportion calibrate` lets expect to fit."
+        ),
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Stop where not even the lowest level fits into --within-ms."
+        ),
+    ] = False,
     soft: Annotated[
         bool, typer.Option("--soft", help="Soft gates in place of skipping: no faster.")
     ] = False,
@@ -88,8 +101,14 @@ def predict(
     stdin = texts == Path("-")
     name = "stdin" if stdin else texts.name
     csv_wanted = texts.suffix.lower() == ".csv" if as_csv is None else as_csv
+    if within_ms is None:
+        if strict:
+            raise ValueError("--strict needs --within-ms")
+        answering = _answering(folder, budget, soft, threads)
+    else:
+        answering = _answering_within(within_ms, folder, budget, soft, threads, strict)
     with (
-        _answering(folder, budget, soft, threads) as (model, words, classes, columns),
+        answering as (model, words, classes, columns),
         _target(out) as target,
         _opened(texts) as stream,
         _Watch(stream, texts) as watch,
@@ -140,6 +159,29 @@ def _answering(
     with using_threads(threads):
         columns = loaded.notes.get("task", {}).get("text", ["text"])
         yield model, loaded.words, loaded.classes, columns
+
+
+@contextmanager
+def _answering_within(
+    ms: float, folder: Path, budget: float | None, soft: bool, threads: int, strict: bool
+) -> Iterator[tuple[Answering, Tokenizer, Sequence[str], Sequence[str]]]:
+    """What `_answering` has, with a level for each call: the highest that fits into the time."""
+    from apportion.serving.runtime.session import Runtime
+
+    if soft:
+        raise ValueError("soft gates compute every unit; --within-ms needs skipping")
+    runtime = Runtime(folder, threads=threads)
+    told: set[str] = set()
+
+    def tell(message: str) -> None:
+        if message not in told:
+            told.add(message)
+            _say(message)
+
+    highest = runtime.levels[-1] if budget is None else budget
+    model = runtime.within(ms, budget=highest, strict=strict, tell=tell)
+    columns = (runtime.facts.get("task") or {}).get("text", ["text"])
+    yield model, runtime.tokenizer, runtime.classes, columns
 
 
 @contextmanager

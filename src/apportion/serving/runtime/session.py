@@ -5,7 +5,8 @@ An exported folder needs ONNX Runtime, tokenizers and numpy; torch is not import
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apportion.data.tokenizer import Tokenizer
+from apportion.serving.forecast import Deadline, Forecast, fingerprint_of, forecast_of
 from apportion.serving.prediction import batches_of, softmax
 from apportion.serving.runtime.engines import Engine, FileEngine, ViewEngine
 from apportion.serving.runtime.exported import is_export
@@ -81,13 +83,62 @@ class Runtime:
             )
         return paid[-1]
 
+    @cached_property
+    def forecast(self) -> Forecast:
+        """How long calls take here, as `apportion calibrate` measured them on this machine."""
+        here = fingerprint_of(self.identity, self.threads)
+        return forecast_of(self.folder, fingerprint=here, levels=self.levels)
+
+    def within(
+        self,
+        ms: float,
+        *,
+        budget: float = 1.0,
+        strict: bool = False,
+        tell: Callable[[str], None] | None = None,
+    ) -> Callable[..., NDArray[np.float32]]:
+        """The runtime as a function of arrays that takes so many milliseconds at most.
+
+        Each call runs the highest level, up to a budget, whose forecast fits. If not even the
+        lowest fits, it is run and `tell` is told so; or, if `strict`, that is an error.
+        """
+        Deadline(self.forecast, ms)  # complains now
+        highest = self.level_of(budget)
+
+        def answer(
+            input_ids: NDArray[Any], attention_mask: NDArray[Any] | None = None
+        ) -> NDArray[np.float32]:
+            deadline = Deadline(self.forecast, ms, strict=strict, tell=tell)
+            level = deadline.level([input_ids.shape], budget=highest)
+            return self(input_ids, attention_mask, budget=level)
+
+        return answer
+
     def predict(
-        self, texts: Sequence[str], *, budget: float = 1.0, batch: int = 32
+        self,
+        texts: Sequence[str],
+        *,
+        budget: float = 1.0,
+        within_ms: float | None = None,
+        strict: bool = False,
+        batch: int = 32,
     ) -> list[tuple[str, float]]:
-        """The likeliest class of each text, and its probability."""
+        """The likeliest class of each text, and its probability.
+
+        With `within_ms`, at the highest level, up to the budget, at which all texts are answered
+        in so many milliseconds by the forecast, what encoding them took included. If not even the
+        lowest fits, it is run, with a warning; or, if `strict`, that is an error.
+        """
+        deadline = None
+        if within_ms is not None:
+            deadline = Deadline(self.forecast, within_ms, strict=strict)
         encoded = self.tokenizer.encode(texts)
         found: list[tuple[str, float]] = [("", 0.0)] * len(encoded)
-        for places, rows in batches_of(self.tokenizer, encoded, batch):
+        batches = list(batches_of(self.tokenizer, encoded, batch))
+        if deadline is not None:
+            calls = [rows["input_ids"].shape for _, rows in batches]
+            budget = deadline.level(calls, budget=self.level_of(budget))
+        for places, rows in batches:
             likely = softmax(self(**rows, budget=budget))
             for place, row in zip(places, likely, strict=True):
                 found[place] = (self.classes[int(row.argmax())], float(row.max()))
