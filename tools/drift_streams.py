@@ -7,7 +7,9 @@ rings. Numbers are written to experiments/certificates/drift.jsonl, which is beg
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +32,7 @@ STREAMS = (
 
 def simulate(
     risk: float, audits: int, drifted: float | None, later: int, *, streams: int, seed: int = 0
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """One record of so many streams."""
     draw = np.random.default_rng(seed)
     losses = np.empty((streams, audits + later), bool)
@@ -39,7 +41,7 @@ def simulate(
         losses[:, audits:] = draw.random((streams, later)) < drifted
     rang = first_alarms(losses, disagree_at_most=EPSILON, delta=DELTA)
     early = (rang > 0) & (rang <= audits)
-    facts: dict[str, object] = {"false_alarms": round(float(early.mean()), 4)}
+    facts: dict[str, Any] = {"false_alarms": round(float(early.mean()), 4)}
     if drifted is not None:
         waited = np.where(rang > audits, rang - audits, np.inf)[~early]
         facts |= {"drifted": drifted, "later": later}
@@ -64,6 +66,23 @@ def simulate(
     }
 
 
+def table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """What records of streams say, as Markdown."""
+    rows = [
+        "| risk before | audits before | alarms before | risk after "
+        "| audits until the alarm, median | by when 90 % rang |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in lines:
+        after = one.get("drifted")
+        cells = [f"{100 * one['risk']:g} %", f"{one['audits']:,}"]
+        cells.append(f"{100 * one['false_alarms']:.1f} %" if one["audits"] else "–")
+        cells.append("–" if after is None else f"{100 * after:g} %")
+        cells += ["–" if after is None else f"{one[name]:,}" for name in ("median", "p90")]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def main() -> None:
     """All streams, as records."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -75,9 +94,7 @@ def main() -> None:
         records.record_of(record)  # complains of one that is not of its kind
     discard(asked.out)
     records.append(asked.out, *found)
-    for one in found:
-        print({name: one.get(name) for name in ("risk", "audits", "drifted", "false_alarms")})
-        print({name: one.get(name) for name in ("found", "median", "p90")})
+    print(table(found))
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def certify(
         rows_per_second=own,
         whole_rows_per_second=whole,
         batch=batch,
-        threads=threads,
+        threads=runtime.threads,
         seed=seed,
         tuned_rows=len(tuning),
         texts=digest_of_texts(calibration),
