@@ -95,6 +95,8 @@ def test_rooms_stay_small():
 def test_the_public_names_are_these():
     assert sorted(apportion.__all__) == [
         "Allocation",
+        "Cascade",
+        "Certificate",
         "Checkpoint",
         "Classification",
         "Converted",
@@ -119,6 +121,7 @@ def test_the_public_names_are_these():
         "Split",
         "Table",
         "Task",
+        "Tested",
         "Text",
         "Tick",
         "Tokenizer",
@@ -126,6 +129,7 @@ def test_the_public_names_are_these():
         "Unit",
         "Units",
         "allocate",
+        "certify",
         "calibrate",
         "convert",
         "cut",

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from apportion.models.encoder import Encoder, EncoderConfig
     from apportion.models.surgery import cut
     from apportion.serving.calibration import calibrate
+    from apportion.serving.cascade import Cascade
+    from apportion.serving.certificate import Certificate, Tested
+    from apportion.serving.certifying import certify
     from apportion.serving.forecast import Forecast
     from apportion.serving.governor import Governor
     from apportion.serving.runtime.exporting import export
@@ -39,6 +42,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Allocation",
+    "Cascade",
+    "Certificate",
     "Checkpoint",
     "Classification",
     "Converted",
@@ -63,6 +68,7 @@ __all__ = [
     "Split",
     "Table",
     "Task",
+    "Tested",
     "Text",
     "Tick",
     "Tokenizer",
@@ -71,6 +77,7 @@ __all__ = [
     "Units",
     "allocate",
     "calibrate",
+    "certify",
     "convert",
     "cut",
     "evaluate",
@@ -108,6 +115,9 @@ _ROOMS = {
     "serving.calibration": "calibrate",
     "serving.forecast": "Forecast",
     "serving.governor": "Governor",
+    "serving.cascade": "Cascade",
+    "serving.certificate": "Certificate Tested",
+    "serving.certifying": "certify",
     "serving.runtime.exporting": "export",
     "serving.runtime.session": "Runtime",
     "serving.skipping": "Skipping",

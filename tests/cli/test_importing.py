@@ -19,6 +19,7 @@ COMMANDS = (
     "cut",
     "bench",
     "calibrate",
+    "certify",
     "predict",
     "run",
     "report",

@@ -1,0 +1,78 @@
+"""Records of certificates: of their kinds, made by the tools, and as the docs say."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import certified
+import drift_streams
+import pytest
+from cascades import write_folders
+from pools import Cached, pool
+from texts import folder
+
+from apportion.study import records
+from apportion.study.certificate_records import DriftRecord
+
+HOME = Path(__file__).parents[2]
+FILES = sorted((HOME / "experiments" / "certificates").glob("*.jsonl"))
+DRIFT = HOME / "experiments" / "certificates" / "drift.jsonl"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_record_is_a_value_of_its_kind(file):
+    for line in records.read(file):
+        assert records.record_of(line).to_dict() == line
+
+
+def test_the_docs_say_what_the_streams_did():
+    page = (HOME / "docs" / "guarantee.md").read_text(encoding="utf-8")
+    calm, *drifting = (records.record_of(line) for line in records.read(DRIFT))
+    assert isinstance(calm, DriftRecord) and calm.false_alarms <= calm.delta
+    assert drift_streams.table(records.read(DRIFT)) in page, "put tools/drift_streams.py's table in"
+    assert all(one.found > 0.99 and one.drifted >= 0.03 for one in drifting)
+
+
+def test_streams_that_are_simulated_make_a_record():
+    made = records.record_of(drift_streams.simulate(0.005, 200, 0.2, 300, streams=20))
+    assert made.found == 1.0 and 0 < made.median <= made.p90 <= 300
+
+
+def test_a_draw_is_certified_and_its_truth_counted(monkeypatch):
+    runtime = Cached(pool(5000, 3))
+    facts, others = certified.certify_draw(runtime.answers, runtime, draw=1, epsilon=0.02)
+    assert facts["rows"] == 2000 and facts["test_rows"] == len(others) == 2000
+    assert 0 < facts["test_disagreements"] <= 60 and facts["cost"] < 1.0
+    assert sum(facts["ends"]) == pytest.approx(1.0, abs=1e-3)
+    other, _ = certified.certify_draw(runtime.answers, runtime, draw=2, epsilon=0.02)
+    assert other["disagreements"] != facts["disagreements"] or other["cost"] != facts["cost"]
+
+
+@pytest.mark.slow
+def test_the_study_of_certified_speed_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+    """On a small model and few rows; the numbers are none."""
+    folders = write_folders(tmp_path / "small")
+    made = tmp_path / "runs" / "checkpoints"
+    made.mkdir(parents=True)
+    for name in ("ag_news-nested", "ag_news-dense"):
+        shutil.copytree(folders["checkpoint"], made / name)
+    home = tmp_path / "data" / "ag_news"
+    folder(home, train=60, test=900)
+    sizes = {"MOST": 900, "TUNED": 150, "TESTED": 400, "TIMED": 64, "REPEATS": 5}
+    for name, size in sizes.items():
+        monkeypatch.setattr(certified, name, size)
+    words = ["certified.py", str(home.parent), "--runs", str(tmp_path / "runs")]
+    words += ["--out", str(tmp_path / "out"), "--runtimes", "torch", "int8", "--draws", "1"]
+    monkeypatch.setattr("sys.argv", words)
+    certified.main()
+    lines = records.read(tmp_path / "out" / "ag_news.jsonl")
+    assert len(lines) == 4
+    for line in lines:
+        made_of = records.record_of(line)
+        assert made_of.data == "ag_news" and made_of.rows == 400 and made_of.test_rows == 350
+        assert (made_of.precision == "int8") == ("over_eager" in line)
+    told = capsys.readouterr()
+    assert "ag_news-depth is not there: left out" in told.err and told.out.count("draw 1") == 4
+    certified.main()
+    assert records.read(tmp_path / "out" / "ag_news.jsonl") == lines
