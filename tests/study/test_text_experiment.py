@@ -399,7 +399,7 @@ def test_a_test_seed_is_part_of_what_is_measured():
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ('test_rows = "some"', "two or more texts, \"all\" or \"validation\", not 'some'"),
+        ('test_rows = "some"', 'two or more texts, "all" or "validation", not \'some\''),
         ("test_seed = 1", "does not say how many"),
         ('test_rows = "all"\ntest_seed = 1', "draws a number of test_rows, not all by seed 1"),
         ("test_rows = 30\nanswers = true", "answers needs the same test rows for all data seeds"),
