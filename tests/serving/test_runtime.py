@@ -161,7 +161,7 @@ def test_channels_that_are_equalised_are_so_in_the_graph_too():
     """With factors that nobody would choose, what is divided before is multiplied after."""
     elastic = nested("bert")
     inputs, views = given(elastic), Skipping(elastic)
-    scales = calibrate_scales(elastic, [inputs], LEVELS, bits=8)
+    scales = calibrate_scales(elastic, [inputs], LEVELS, bits=7)
     for path, scale in scales.items():
         if path.endswith("output.dense") and "attention" not in path:
             continue  # after feed-forward neurons, channels are left as they are
@@ -170,7 +170,7 @@ def test_channels_that_are_equalised_are_so_in_the_graph_too():
         raw = scale.sample * (1.0 if scale.factors is None else scale.factors)
         over = raw / factors
         scales[path] = Scale.of(
-            float(over.min()), float(over.max()), 8, factors=factors, sample=over
+            float(over.min()), float(over.max()), 7, factors=factors, sample=over
         )
     model = build_graph(elastic, LEVELS, scales=scales)
     for level in LEVELS:
