@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+_ROWS = 64  # that are rounded before the rows after them hear of it
 _DAMPING = 0.01  # of the mean square of inputs: channels that were hardly seen stay near zero
 _TAILS = {"min-max": 0.0, "99.99 %": 1e-4, "99.9 %": 1e-3}  # share of inputs that are clipped
 
@@ -75,10 +76,16 @@ def round_columns(
     inverse = np.linalg.inv(gram + damping * np.eye(len(gram)))
     upper = np.linalg.cholesky((inverse + inverse.T) / 2).T
     largest, left = 2 ** (bits - 1) - 1, weight.astype(np.float64)
-    for row in range(len(left)):
-        matrix[row] = np.clip(np.rint(left[row] / sizes), -largest, largest)
-        error = (left[row] - matrix[row] * sizes) / upper[row, row]
-        left[row + 1 :] -= np.outer(upper[row, row + 1 :], error)
+    for start in range(0, len(left), _ROWS):
+        stop = min(start + _ROWS, len(left))
+        errors = np.empty((stop - start, left.shape[1]))
+        for row in range(start, stop):
+            matrix[row] = np.clip(np.rint(left[row] / sizes), -largest, largest)
+            error = (left[row] - matrix[row] * sizes) / upper[row, row]
+            left[row + 1 : stop] -= np.outer(upper[row, row + 1 : stop], error)
+            errors[row - start] = error
+        # Rows further on hear of it once for many, as one product.
+        left[stop:] -= upper[start:stop, stop:].T @ errors
     return matrix, sizes
 
 
