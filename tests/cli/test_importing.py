@@ -18,6 +18,7 @@ COMMANDS = (
     "sweep",
     "cut",
     "bench",
+    "calibrate",
     "certify",
     "predict",
     "run",

@@ -24,7 +24,14 @@ from apportion.models.hub import tokenizer_of_folder
 from apportion.models.reloading import load_folder
 from apportion.serving.runtime.exporting import export, this_target
 from apportion.serving.runtime.graph import build_graph
-from apportion.serving.runtime.quantisation import calibrate_scales, quantise_columns
+from apportion.serving.runtime.quantisation import calibrate_scales
+from apportion.serving.runtime.rounding import (
+    Scale,
+    Seen,
+    choose_scale,
+    quantise_columns,
+    round_columns,
+)
 from apportion.serving.runtime.session import Runtime
 from apportion.serving.runtime.skeletons import SKELETONS
 from apportion.serving.skipping import Skipping

@@ -17,8 +17,8 @@ from apportion.serving.runtime.exporting import export
 LEVELS = (0.25, 0.5, 1.0)
 
 
-def write_export(home: Path) -> Path:
-    """Levels 0.25, 0.5 and 1, float32; weights so large that levels answer differently."""
+def small_checkpoint(home: Path) -> Checkpoint:
+    """Weights so large that levels answer differently."""
     folder = write_classifier(home / "source", sorted(CLUES))
     torch.manual_seed(2)
     elastic = Elastic(load_folder(folder)[0], ("heads", "feedforward"), length=24, block=32).eval()
@@ -27,7 +27,10 @@ def write_export(home: Path) -> Path:
             parameter.mul_(4.0 if parameter.dim() == 2 else 1.0)
     elastic = elastic.nested(torch.rand(len(elastic.units))).made_for("nested", 1, lowest=0.25)
     words = tokenizer_of_folder(folder)
-    export(
-        Checkpoint(elastic, {"classes": sorted(CLUES)}, words=words), home / "onnx", levels=LEVELS
-    )
+    return Checkpoint(elastic, {"classes": sorted(CLUES)}, words=words)
+
+
+def write_export(home: Path) -> Path:
+    """Levels 0.25, 0.5 and 1, float32."""
+    export(small_checkpoint(home), home / "onnx", levels=LEVELS)
     return home / "onnx"

@@ -18,8 +18,8 @@ from apportion.serving.runtime.session import Runtime
 
 ROWS = (1, 2, 4, 8, 16, 32)
 _SHORTEST = 8  # tokens
-_ROUNDS = 5  # of all calls that should fit into the time; fewer rows are measured if they do not
-_FEWEST = 3  # of them that a median needs
+_ROUNDS = 3  # of all calls that must fit into the time; fewer rows are measured if they do not
+_MOMENT, _MOST = 5.0, 5  # a round repeats a call for so many milliseconds, and so often at most
 _PROBES = 6  # one call of so many is of a shape that the table does not have
 _HELD = 0.95  # share of the calls that end within forecast and margin
 # Shapes of the check lie between those of the table.
@@ -39,11 +39,11 @@ def calibrate(
     """Measures how long calls take here, and writes that beside the model as forecast.json.
 
     The first round of calls warms up. Then all calls of the table take turns in a new order each
-    round, among them some of shapes between those of the table, until the time is over: a spell in
-    which the machine is slow falls on all of them. The table holds medians, made to rise with
-    level, length and rows; the margin is by how much 19 of 20 calls in between stay below their
-    forecast. Fewer rows are measured where a model is slow. Don't calibrate while something else
-    is running.
+    round, short ones several times, among them some of shapes between those of the table, until
+    the time is over: a spell in which the machine is slow falls on all of them. The table holds
+    medians, made to rise with level, length and rows; the margin is by how much 19 of 20 calls in
+    between stay below their forecast. Fewer rows are measured where a model is slow. Don't
+    calibrate while something else is running.
     """
     if not 0.0 < seconds < float("inf"):
         raise ValueError(f"seconds are a number above 0, not {seconds!r}")
@@ -93,14 +93,12 @@ def _affordable_rows(runtime: Runtime, lengths: Sequence[int], seconds: float) -
     # A row more costs at most what the first one does, and a token more too, or nearly so.
     per_row = whole * sum(runtime.costs) * sum(lengths) / longest
     for last in range(len(ROWS), 1, -1):
-        if per_row * sum(ROWS[:last]) * (_ROUNDS + 1) <= seconds:
+        needed = per_row * sum(ROWS[:last]) * (_ROUNDS + 1)
+        if needed <= seconds:
             return ROWS[:last]
-    needed = per_row * sum(ROWS[:2]) * (_FEWEST + 1)
-    if needed > seconds:
-        raise ValueError(
-            f"{seconds:g} s are too few to measure this model; about {needed:.2g} s would do"
-        )
-    return ROWS[:2]
+    raise ValueError(
+        f"{seconds:g} s are too few to measure this model; about {needed:.2g} s would do"
+    )
 
 
 def _take_turns(
@@ -119,12 +117,16 @@ def _take_turns(
     lengths, rows = sorted({cell[1] for cell in cells}), sorted({cell[2] for cell in cells})
     times: dict[_Call, list[float]] = {cell: [] for cell in cells}
     probes: list[tuple[_Call, float]] = []
+    first: dict[_Call, float] = {}  # of the round that warms up
     turn = 0
     while True:
-        calls: list[tuple[_Call, bool]] = [(cell, False) for cell in cells]
-        for _ in range(max(1, len(cells) // _PROBES)):
-            length, count = draw.randint(lengths[0], lengths[-1]), draw.randint(rows[0], rows[-1])
-            calls.append(((draw.choice(runtime.levels), length, count), True))
+        calls: list[tuple[_Call, bool]] = []
+        for cell in cells:
+            often = int(_MOMENT / first[cell]) if cell in first else 1
+            calls += [(cell, False)] * min(_MOST, max(1, often))
+        for _ in range(max(1, len(calls) // _PROBES)):
+            shape = _drawn(draw, lengths), _drawn(draw, rows)
+            calls.append(((draw.choice(runtime.levels), *shape), True))
         draw.shuffle(calls)
         for call, is_probe in calls:
             if time.monotonic() >= end:
@@ -141,10 +143,18 @@ def _take_turns(
                 probes.append((call, taken))
             elif turn:
                 times[call].append(taken)
+            elif not is_probe:
+                first[call] = taken
             if progress:
                 whole = max(1, round(seconds))
                 progress(min(whole, int(seconds - (end - time.monotonic()))), whole)
         turn += 1
+
+
+def _drawn(draw: random.Random, known: Sequence[int]) -> int:
+    """A value between two neighbours of the table, small ones as often as large ones."""
+    place = draw.randrange(max(1, len(known) - 1))
+    return draw.randint(known[place], known[min(place + 1, len(known) - 1)])
 
 
 def _ids(

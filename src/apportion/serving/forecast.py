@@ -228,7 +228,7 @@ def _is_time(value: Any) -> bool:
     return type(value) in (int, float) and 0.0 < value < math.inf
 
 
-def _rising(values: Any, kind: type) -> bool:
+def _rising(values: Any, kind: Any) -> bool:
     """Whether these are numbers above 0, one at least, each larger than the one before."""
     return (
         isinstance(values, list)

@@ -6,8 +6,11 @@ import os
 import platform
 import re
 import time
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 # Instructions that decide how fast a model runs, in the words of /proc/cpuinfo.
 FLAGS = (
@@ -23,7 +26,7 @@ def processor(proc: Path = Path("/proc")) -> tuple[str, str]:
         text = (proc / "cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return platform.processor() or platform.machine(), ""
-    lines = dict(re.findall(r"^([^:\n\t]+?)\s*: *(.*)$", text, flags=re.MULTILINE))
+    lines: dict[str, str] = dict(re.findall(r"^([^:\n\t]+?)\s*: *(.*)$", text, flags=re.MULTILINE))
     # Virtual machines hide the product behind one name: the numbers beside it tell more.
     named = [f"{name} {lines[name]}" for name in _NUMBERS if name in lines]
     flags = set(lines.get("flags", lines.get("Features", "")).split())
@@ -106,7 +109,7 @@ class Machine:
 
     def _headroom(self) -> float | None:
         """By the limit at which a sensor calls its temperature high, or else critical."""
-        sensors = getattr(self._psutil, "sensors_temperatures", dict)()
+        sensors: Mapping[str, Any] = getattr(self._psutil, "sensors_temperatures", dict)()
         left = [
             (one.high or one.critical) - one.current
             for group in sensors.values()
@@ -118,10 +121,8 @@ class Machine:
 
 def _psutil() -> ModuleType:
     try:
-        import psutil
+        return import_module("psutil")
     except ImportError:
         raise ValueError(
             "the state of a machine is read with psutil: pip install 'apportion[device]'"
         ) from None
-    found: ModuleType = psutil
-    return found
