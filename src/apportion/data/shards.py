@@ -1,0 +1,158 @@
+"""Shards: texts that lie in one file, in a folder or under a pattern, as CSV, Parquet or lines."""
+
+from __future__ import annotations
+
+import csv
+import glob
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from apportion.data.rows import BadRow, Row, open_text, read_csv, read_lines, row_of
+from apportion.files import sha256
+
+KINDS = ("csv", "parquet", "lines")
+_SUFFIXES = {".csv": "csv", ".parquet": "parquet"}  # any other is a file of lines
+_EMPTY_LABEL, _EMPTY_ID = "the label is empty", "the id is empty"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of texts: its kind, how many rows it has and what is in it."""
+
+    path: Path
+    kind: str
+    rows: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns to read: of the text, which are joined, and of the id where rows have one."""
+
+    text: tuple[str, ...] = ("text",)
+    id: str | None = None
+
+
+def find_shards(where: str | Path, columns: Columns, *, kind: str | None = None) -> list[Shard]:
+    """The files at a path, in a folder or under a pattern, in the order of their names.
+
+    Each is read once, to count its rows: a column that is missing is found now.
+    """
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"a file of texts is one of {', '.join(KINDS)}, not {kind!r}")
+    return [_measured(path, columns, kind) for path in _paths(Path(where))]
+
+
+def _paths(where: Path) -> list[Path]:
+    if where.is_file():
+        return [where]
+    if where.is_dir():
+        inside = sorted(path for path in where.iterdir() if path.is_file())
+        found = [p for p in inside if p.suffix.lower() in _SUFFIXES and p.name[0] != "."]
+        if not found:
+            raise ValueError(f"there is no CSV or Parquet file in {where}")
+        return found
+    if not glob.has_magic(str(where)):
+        raise ValueError(f"there is no file {where}")
+    matched = sorted(map(Path, glob.glob(str(where), recursive=True)))  # noqa: PTH207 - absolute, too
+    found = [path for path in matched if path.is_file()]
+    if not found:
+        raise ValueError(f"no file matches {str(where)!r}")
+    return found
+
+
+def _measured(path: Path, columns: Columns, kind: str | None) -> Shard:
+    kind = kind or _SUFFIXES.get(path.suffix.lower(), "lines")
+    unread = Shard(path.absolute(), kind, 0, "")
+    if kind == "parquet":
+        with _parquet(path) as file:
+            _check_schema(path, file.schema_arrow, columns)
+            rows = file.metadata.num_rows
+    else:
+        rows = sum(1 for _ in read_shard(unread, columns))
+    return replace(unread, rows=rows, digest=sha256(path))
+
+
+def read_shard(shard: Shard, columns: Columns) -> Iterator[Row | BadRow]:
+    """The rows of a shard in order; the label of a row is its id, where a column is named.
+
+    The line of a row of a Parquet file is its number, counted from 1.
+    """
+    if shard.kind == "parquet":
+        yield from _read_parquet(shard.path, columns)
+        return
+    with open_text(shard.path) as stream:
+        if shard.kind == "lines":
+            if columns.id is not None:
+                raise ValueError(f"{shard.path.name} has a text per line, and no ids")
+            yield from read_lines(stream)
+            return
+        if columns.id is not None:
+            _check_header(shard.path, columns.id)
+        for row in read_csv(stream, shard.path.name, columns.text, columns.id):
+            yield row if columns.id is None else _with_id(row)
+
+
+def _with_id(row: Row | BadRow) -> Row | BadRow:
+    if isinstance(row, BadRow) and row.problem == _EMPTY_LABEL:
+        return replace(row, problem=_EMPTY_ID)
+    return row
+
+
+def _check_header(path: Path, column: str) -> None:
+    """Complains of a file without the column of ids; one without a header has none."""
+    with open_text(path) as stream:
+        names = [name.strip() for name in next(csv.reader(stream), [])]
+    if column not in names:
+        raise ValueError(
+            f"{path.name}, line 1: there is no column {column!r}; the columns are {_listed(names)}"
+        )
+
+
+def _read_parquet(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
+    wanted = [*columns.text, *([columns.id] if columns.id else [])]
+    label = len(columns.text) if columns.id else None
+    number = 0
+    with _parquet(path) as file:
+        for batch in file.iter_batches(1024, columns=wanted):
+            values = [batch.column(name).to_pylist() for name in wanted]
+            for fields in zip(*values, strict=True):
+                number += 1
+                texts = ["" if field is None else str(field) for field in fields]
+                places = list(range(len(columns.text)))
+                yield _with_id(row_of(number, texts, len(wanted), places, label))
+
+
+def _parquet(path: Path) -> Any:
+    try:
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise ValueError("Parquet is read by pyarrow: pip install 'apportion[ray]'") from None
+    try:
+        return pq.ParquetFile(path)
+    except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is not readable as Parquet: {reason}") from None
+
+
+def _check_schema(path: Path, schema: Any, columns: Columns) -> None:
+    import pyarrow.types as types
+
+    for name in (*columns.text, *([columns.id] if columns.id else [])):
+        count = schema.names.count(name)
+        if count == 0:
+            raise ValueError(
+                f"{path.name}: there is no column {name!r}; the columns are {_listed(schema.names)}"
+            )
+        if count > 1:
+            raise ValueError(f"{path.name}: there are two columns {name!r}")
+        kind = schema.field(name).type
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        if name in columns.text and not (types.is_string(kind) or types.is_large_string(kind)):
+            raise ValueError(f"{path.name}: column {name!r} holds {kind}, not text")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(repr(name if len(name) <= 40 else name[:39] + "…") for name in names)
