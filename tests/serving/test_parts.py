@@ -76,7 +76,7 @@ def test_a_file_says_the_same_in_each_format(tmp_path):
         table = list(csv.DictReader(file))
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     columns = pq.read_table(tmp_path / "out.parquet").to_pylist()
-    assert list(table[0]) == ["file", "line", "id", "label", "budget", "p(no)", "p(yes)"]
+    assert list(table[0]) == ["file", "line", "id", "label", "p(no)", "p(yes)", "budget"]
     assert list(columns[0]) == list(table[0])
     for one, row, line, column in zip(answers, table, lines, columns, strict=True):
         assert (row["file"], int(row["line"]), row["id"]) == (

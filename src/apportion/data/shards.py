@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import glob
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from apportion.files import sha256
 
 KINDS = ("csv", "parquet", "lines")
 _SUFFIXES = {".csv": "csv", ".parquet": "parquet"}  # any other is a file of lines
-_EMPTY_LABEL, _EMPTY_ID = "the label is empty", "the id is empty"
+_EMPTY_LABEL = "the label is empty"
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,24 @@ class Shard:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns to read: of the text, which are joined, and of the id where rows have one."""
+    """The columns to read: of the text, joined, and of id and tag where rows have them."""
 
     text: tuple[str, ...] = ("text",)
     id: str | None = None
+    tag: str | None = None
+
+    @property
+    def marks(self) -> list[str]:
+        """The columns that are not text."""
+        return [name for name in (self.id, self.tag) if name is not None]
+
+
+@dataclass(frozen=True)
+class MarkedRow(Row):
+    """A text that was read, with its id and its tag where columns of them were named."""
+
+    id: str | None = None
+    tag: str | None = None
 
 
 def find_shards(where: str | Path, columns: Columns, *, kind: str | None = None) -> list[Shard]:
@@ -75,54 +90,74 @@ def _measured(path: Path, columns: Columns, kind: str | None) -> Shard:
     return replace(unread, rows=rows, digest=sha256(path))
 
 
-def read_shard(shard: Shard, columns: Columns) -> Iterator[Row | BadRow]:
-    """The rows of a shard in order; the label of a row is its id, where a column is named.
+def read_shard(shard: Shard, columns: Columns) -> Iterator[MarkedRow | BadRow]:
+    """The rows of a shard in order.
 
     The line of a row of a Parquet file is its number, counted from 1.
     """
     if shard.kind == "parquet":
         yield from _read_parquet(shard.path, columns)
         return
-    with open_text(shard.path) as stream:
-        if shard.kind == "lines":
-            if columns.id is not None:
-                raise ValueError(f"{shard.path.name} has a text per line, and no ids")
-            yield from read_lines(stream)
-            return
-        if columns.id is not None:
-            _check_header(shard.path, columns.id)
-        for row in read_csv(stream, shard.path.name, columns.text, columns.id):
-            yield row if columns.id is None else _with_id(row)
+    if columns.marks and shard.kind == "lines":
+        raise ValueError(f"{shard.path.name} has a text per line, and no {columns.marks[0]!r}")
+    if shard.kind == "lines":
+        with open_text(shard.path) as stream:
+            for row in read_lines(stream):
+                yield row if isinstance(row, BadRow) else MarkedRow(row.line, row.text)
+        return
+    with ExitStack() as opened:
+        # The file is read once per mark, side by side, since a row has one label.
+        readers = [
+            read_csv(
+                opened.enter_context(open_text(shard.path)), shard.path.name, columns.text, mark
+            )
+            for mark in columns.marks or (None,)
+        ]
+        _check_header(shard.path, columns.marks)
+        for rows in zip(*readers, strict=True):
+            yield _marked(rows, columns)
 
 
-def _with_id(row: Row | BadRow) -> Row | BadRow:
-    if isinstance(row, BadRow) and row.problem == _EMPTY_LABEL:
-        return replace(row, problem=_EMPTY_ID)
-    return row
+def _marked(rows: Sequence[Row | BadRow], columns: Columns) -> MarkedRow | BadRow:
+    """One row of readings that differ in their labels alone."""
+    marks: list[str] = []
+    for row, name in zip(rows, columns.marks or ("",), strict=True):
+        if isinstance(row, BadRow):
+            empty = columns.marks and row.problem == _EMPTY_LABEL
+            return replace(row, problem=f"{name} is empty") if empty else row
+        marks.append(row.label)
+    first = rows[0]
+    assert isinstance(first, Row)
+    of = dict(zip(columns.marks, marks, strict=False))
+    return MarkedRow(
+        first.line, first.text, id=of.get(columns.id or ""), tag=of.get(columns.tag or "")
+    )
 
 
-def _check_header(path: Path, column: str) -> None:
-    """Complains of a file without the column of ids; one without a header has none."""
+def _check_header(path: Path, columns: Sequence[str]) -> None:
+    """Complains of a file without a column; one without a header has none that could be named."""
     with open_text(path) as stream:
         names = [name.strip() for name in next(csv.reader(stream), [])]
-    if column not in names:
-        raise ValueError(
-            f"{path.name}, line 1: there is no column {column!r}; the columns are {_listed(names)}"
-        )
+    for column in columns:
+        if column not in names:
+            raise ValueError(
+                f"{path.name}, line 1: there is no column {column!r}; the columns are "
+                f"{_listed(names)}"
+            )
 
 
-def _read_parquet(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
-    wanted = [*columns.text, *([columns.id] if columns.id else [])]
-    label = len(columns.text) if columns.id else None
-    number = 0
+def _read_parquet(path: Path, columns: Columns) -> Iterator[MarkedRow | BadRow]:
+    texts, number = list(range(len(columns.text))), 0
+    wanted = [*columns.text, *columns.marks]
     with _parquet(path) as file:
-        for batch in file.iter_batches(1024, columns=wanted):
+        for batch in file.iter_batches(1024, columns=list(dict.fromkeys(wanted))):
             values = [batch.column(name).to_pylist() for name in wanted]
             for fields in zip(*values, strict=True):
                 number += 1
-                texts = ["" if field is None else str(field) for field in fields]
-                places = list(range(len(columns.text)))
-                yield _with_id(row_of(number, texts, len(wanted), places, label))
+                words = ["" if field is None else str(field) for field in fields]
+                places = range(len(texts), len(wanted)) if columns.marks else (None,)
+                readings = [row_of(number, words, len(wanted), texts, place) for place in places]
+                yield _marked(readings, columns)
 
 
 def _parquet(path: Path) -> Any:
@@ -140,7 +175,7 @@ def _parquet(path: Path) -> Any:
 def _check_schema(path: Path, schema: Any, columns: Columns) -> None:
     import pyarrow.types as types
 
-    for name in (*columns.text, *([columns.id] if columns.id else [])):
+    for name in (*columns.text, *columns.marks):
         count = schema.names.count(name)
         if count == 0:
             raise ValueError(

@@ -33,8 +33,18 @@ class Answer:
     id: str | None
     label: str | None
     budget: float | None
-    probabilities: tuple[float, ...]
+    probabilities: tuple[float | None, ...]  # none for a class that the model does not have
     problem: str | None = None
+
+
+def answer_schema() -> Any:
+    """The columns of a part."""
+    import pyarrow as pa
+
+    numbers = ((name, pa.int64()) for name in ("row", "shard", "line"))
+    words = ((name, pa.string()) for name in ("id", "label", "problem"))
+    shares = ("probabilities", pa.list_(pa.float64())), ("budget", pa.float64())
+    return pa.schema([*numbers, *words, *shares])
 
 
 class Parts:
@@ -105,7 +115,7 @@ class Layout:
     budget: bool = False  # where rows may be answered at several
 
     def facts(self, answer: Answer) -> dict[str, Any]:
-        """Where an answer belongs, its label, and the budget that it was given at."""
+        """Where an answer belongs, and its label."""
         facts: dict[str, Any] = {}
         if len(self.shards) > 1:
             facts["file"] = self.shards[answer.shard]
@@ -113,19 +123,19 @@ class Layout:
         if self.id:
             facts["id"] = answer.id
         facts["label"] = answer.label
-        if self.budget:
-            facts["budget"] = answer.budget
         return facts
 
     @property
     def names(self) -> list[str]:
         """The columns of a table of answers."""
         nobody = Answer(0, 0, 0, None, None, None, ())
-        return [*self.facts(nobody), *(f"p({name})" for name in self.classes)]
+        shares = (f"p({name})" for name in self.classes)
+        return [*self.facts(nobody), *shares, *(["budget"] if self.budget else [])]
 
     def values(self, answer: Answer) -> list[Any]:
         """An answer as a row of that table."""
-        return [*self.facts(answer).values(), *answer.probabilities]
+        budget = [answer.budget] if self.budget else []
+        return [*self.facts(answer).values(), *answer.probabilities, *budget]
 
 
 def form_of(out: Path) -> str:
@@ -150,13 +160,15 @@ def write_answers(answers: Iterable[Answer], out: Path, *, layout: Layout) -> No
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(layout.names)
             for answer in answers:
-                likely = (f"{share:.6f}" for share in answer.probabilities)
-                writer.writerow([*layout.facts(answer).values(), *likely])
+                shares = ("" if p is None else f"{p:.6f}" for p in answer.probabilities)
+                budget = [f"{answer.budget:g}"] if layout.budget else []
+                writer.writerow([*layout.facts(answer).values(), *shares, *budget])
 
 
 def _json_line(answer: Answer, layout: Layout) -> str:
     pairs = zip(layout.classes, answer.probabilities, strict=True)
-    facts = layout.facts(answer) | {"probabilities": {name: round(p, 6) for name, p in pairs}}
+    facts = layout.facts(answer) | ({"budget": answer.budget} if layout.budget else {})
+    facts["probabilities"] = {name: round(p, 6) for name, p in pairs if p is not None}
     return json.dumps(facts, ensure_ascii=False, allow_nan=False) + "\n"
 
 

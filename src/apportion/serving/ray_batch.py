@@ -11,38 +11,61 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from apportion.data.rows import BadRow
+from apportion.data.rows import BadRow, Row
 from apportion.data.shards import Columns, Shard, find_shards
 from apportion.files import holding, read_json, remove, sha256, write_text
-from apportion.serving.parts import Answer, Layout, Parts, form_of, write_answers
+from apportion.serving.answering import Answer as Said
+from apportion.serving.answering import answers_to
+from apportion.serving.cascade import Cascade
+from apportion.serving.certificate import Certificate
+from apportion.serving.parts import Answer, Layout, Parts, answer_schema, form_of, write_answers
 from apportion.serving.ray_cluster import connected, require_ray
+from apportion.serving.routing import Router, read_routing
+from apportion.serving.runtime.exported import is_export
 from apportion.serving.runtime.session import Runtime
 
 PART = 256 * 1024  # bytes of text that are answered, written and noted together
 _GROUP = 16 * 2**20  # bytes of files that one task reads
 _HELPER = 0.25  # of a CPU for a reader or a writer: they wait most of the time
 _FREE = 1.0 + 2 * _HELPER  # CPUs that actors leave to what reads, filters and writes
-Answering = Callable[[Sequence[str]], tuple[list[str], NDArray[Any], list[float]]]
+
+
+Answerer = Callable[[Sequence[Row]], Iterable[Said | BadRow]]  # in order; a row's label is its tag
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of every text: everything that decides an answer, but for the text."""
+    """What is asked of every text: all that decides an answer, but for the text."""
 
     folder: str
     budget: float | None = None
+    certificate: str | None = None
+    routing: str | None = None
     batch: int = 64  # rows in a call of the model
+
+    def runtime(self) -> Runtime:
+        """The model, on one thread; a checkpoint answers at the very budget that is asked for."""
+        exact = self.budget is not None and not is_export(Path(self.folder))
+        return Runtime(self.folder, threads=1, levels=[self.budget] if exact else None)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """What is in the files that decide answers, but for the folder of the model."""
+        named = [Path(path) for path in (self.certificate, self.routing) if path is not None]
+        if self.routing is not None:
+            routing = read_routing(Path(self.routing))
+            for route in (*routing.tags.values(), routing.default):
+                parts = (route.certificate, route.folder) if route else ()
+                named += [routing.path.parent / path for path in parts if path is not None]
+        return {str(path): _digest(path) for path in named}
 
 
 @dataclass(frozen=True)
@@ -55,32 +78,22 @@ class Answered:
     seconds: float
 
 
-def answerer(runtime: Runtime, *, budget: float | None = None, batch: int = 64) -> Answering:
-    """What an actor answers with: texts in; labels, probabilities and budgets out.
+def answerer(runtime: Runtime, question: Question) -> tuple[Answerer, tuple[str, ...]]:
+    """What an actor answers rows with, and the classes of its answers."""
+    if question.routing is not None:
+        router = Router(read_routing(Path(question.routing)), runtime, batch=question.batch)
+        return lambda rows: router.answer(rows, chunk=max(1, len(rows))), router.classes
+    if question.certificate is not None:
+        cascade = Cascade.certified(runtime, Certificate.load(question.certificate))
+    else:
+        cascade = Cascade.at(runtime, question.budget or runtime.levels[-1])
 
-    Texts of like length share a call of the model.
-    """
-    level = runtime.level_of(runtime.levels[-1] if budget is None else budget)
+    def answer(rows: Sequence[Row]) -> list[Said]:
+        encoded = runtime.tokenizer.encode([row.text for row in rows])
+        likely, levels = cascade.answer(encoded, batch=question.batch)
+        return answers_to(rows, likely, levels, runtime.classes)
 
-    def answer(texts: Sequence[str]) -> tuple[list[str], NDArray[Any], list[float]]:
-        encoded = runtime.tokenizer.encode(texts)
-        likely = np.zeros((len(texts), len(runtime.classes)), np.float32)
-        order = sorted(range(len(encoded)), key=lambda place: len(encoded[place]))
-        for start in range(0, len(order), batch):
-            places = order[start : start + batch]
-            rows = runtime.tokenizer.pad_arrays([encoded[place] for place in places])
-            logits = runtime(**rows, budget=level)
-            powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-            likely[places] = powers / powers.sum(axis=-1, keepdims=True)
-        labels = [runtime.classes[place] for place in likely.argmax(axis=-1)]
-        return labels, likely, [level] * len(texts)
-
-    return answer
-
-
-def _answerer_of(question: Question, runtime: Runtime) -> Answering:
-    """The answerer that a question needs: the one place that knows of all kinds of them."""
-    return answerer(runtime, budget=question.budget, batch=question.batch)
+    return answer, runtime.classes
 
 
 def predict_on_ray(
@@ -92,6 +105,9 @@ def predict_on_ray(
     id: str | None = None,
     kind: str | None = None,
     budget: float | None = None,
+    certificate: str | Path | None = None,
+    routing: str | Path | None = None,
+    tag: str | None = None,
     batch: int = 64,
     address: str | None = None,
     actors: int | None = None,
@@ -101,9 +117,11 @@ def predict_on_ray(
 ) -> Answered:
     """Labels the texts of a file, a folder or a pattern on Ray: one CSV, JSONL or Parquet file.
 
-    Rows keep their order; they are known by file and line, and by the column `id` where one is
-    named. A job that was killed goes on when it is started again: what it has is in a hidden folder
-    beside `out`. Texts, model and that folder must be where every machine of the cluster sees them.
+    Texts are answered at a budget, by the cascade of a certificate or by a routing file with the
+    tags of a column. Rows keep their order; they are known by file and line, and by the column
+    `id` where one is named. A job that was killed goes on when it is started again: what it has is
+    in a hidden folder beside `out`. Texts, model and that folder must be where every machine of the
+    cluster sees them.
     """
     started = time.monotonic()
     require_ray()
@@ -111,22 +129,31 @@ def predict_on_ray(
     form_of(out)
     if batch < 1 or part < 1 or (actors is not None and actors < 1):
         raise ValueError(f"batch, part and actors must be at least 1: {batch}, {part}, {actors}")
-    question = Question(str(Path(folder).absolute()), budget, batch)
-    runtime = Runtime(folder, threads=1)
-    _answerer_of(question, runtime)  # what an actor would refuse is refused here
+    if sum(way is not None for way in (budget, certificate, routing)) > 1:
+        raise ValueError("a budget, a certificate and a routing file exclude each other")
+    question = Question(
+        str(Path(folder).absolute()),
+        budget,
+        certificate and str(Path(certificate).absolute()),
+        routing and str(Path(routing).absolute()),
+        batch,
+    )
+    runtime = question.runtime()
+    _, classes = answerer(runtime, question)  # what an actor would refuse is refused here
     trained = (runtime.facts.get("task") or {}).get("text", ["text"])
-    columns = Columns(tuple(text or trained), id)
+    columns = Columns(tuple(text or trained), id, _tag_of(question, tag))
     shards = find_shards(texts, columns, kind=kind)
     if out in [shard.path for shard in shards]:
         raise ValueError(f"--out {out.name} is one of the files of the texts; choose another")
-    layout = Layout(runtime.classes, tuple(shard.path.name for shard in shards), id=id is not None)
+    names = tuple(shard.path.name for shard in shards)
+    layout = Layout(classes, names, id=id is not None, budget=bool(certificate or routing))
     total = sum(shard.rows for shard in shards)
     place = job_folder(out)
     with holding(place):
-        _open_job(place, _job_of(question, runtime, shards, columns))
+        _open_job(place, _job_of(question, runtime.identity, shards, columns))
+        del runtime
         parts = Parts(place)
         before = parts.rows()
-        del runtime
         if before < total:
             with connected(address) as ray, _telling(progress, parts, total):
                 _run(ray, question, shards, columns, place=place, actors=actors, part=part)
@@ -136,24 +163,44 @@ def predict_on_ray(
     return Answered(counts.rows, counts.bad, before, time.monotonic() - started)
 
 
+def _tag_of(question: Question, tag: str | None) -> str | None:
+    """The column of the tags: as asked for, or as the routing file says."""
+    if question.routing is None:
+        if tag is not None:
+            raise ValueError("--tag needs --routing")
+        return None
+    tag = tag or read_routing(Path(question.routing)).tag
+    if tag is None:
+        raise ValueError(f"{question.routing} names no tag column; name it with --tag")
+    return tag
+
+
 def job_folder(out: Path) -> Path:
     """Where a job keeps what it has answered so far: hidden, so that no pattern finds its parts."""
     return out.with_name(f".{out.name}.job")
 
 
 def _job_of(
-    question: Question, runtime: Runtime, shards: Sequence[Shard], columns: Columns
+    question: Question, model: dict[str, str], shards: Sequence[Shard], columns: Columns
 ) -> dict[str, Any]:
     """All that decides the answers of a job: another job must not go on with its parts."""
-    model = Path(question.folder)
-    files = sorted(path for path in model.rglob("*") if path.is_file())
-    names = "".join(f"{path.relative_to(model)} {sha256(path)}\n" for path in files)
     return {
         "texts": [[shard.path.name, shard.kind, shard.rows, shard.digest] for shard in shards],
-        "columns": [list(columns.text), columns.id],
-        "model": hashlib.sha256(names.encode()).hexdigest(),
-        "question": {key: value for key, value in asdict(question).items() if key != "folder"},
+        "columns": {"text": list(columns.text), "id": columns.id, "tag": columns.tag},
+        "model": model,
+        "budget": question.budget,
+        "files": question.digests,
+        "batch": question.batch,
     }
+
+
+def _digest(path: Path) -> str:
+    """The hash of a file, or of all files of a folder."""
+    if path.is_file():
+        return sha256(path)
+    inside = sorted(file for file in path.rglob("*") if file.is_file())
+    lines = (f"{file.relative_to(path)} {sha256(file)}\n" for file in inside)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _open_job(place: Path, job: dict[str, Any]) -> None:
@@ -247,28 +294,30 @@ class _Actor:
 
     def __init__(self, question: Question) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # or it takes every core
-        self._answer = _answerer_of(question, Runtime(question.folder, threads=1))
+        self._answer, self._classes = answerer(question.runtime(), question)
 
     def __call__(self, rows: Any) -> Any:
-        """The answers to a table of rows; those that could not be read have none."""
+        """The answers to a table of rows; those that can't be answered have a problem."""
         import pyarrow as pa
 
-        texts = rows.column("text").to_pylist()
-        places = [place for place, text in enumerate(texts) if text is not None]
-        labels, likely, budgets = self._answer([texts[place] for place in places])
-        if not np.isfinite(likely).all():
-            raise ValueError("an answer of the model is not a number: are its weights damaged?")
-        by_place = dict(
-            zip(places, zip(labels, likely.tolist(), budgets, strict=True), strict=True)
-        )
-        said = [by_place.get(place, (None, None, None)) for place in range(len(texts))]
-        found = {
-            "label": pa.array([one[0] for one in said], pa.string()),
-            "probabilities": pa.array([one[1] for one in said], pa.list_(pa.float32())),
-            "budget": pa.array([one[2] for one in said], pa.float64()),
-        }
-        kept = {name: rows.column(name) for name in ("row", "shard", "line", "id", "problem")}
-        return pa.table(kept | found)
+        given = rows.to_pylist()
+        # A row is known by its place here: lines of several files may be the same.
+        good = [
+            Row(place, row["text"], row["tag"] or "")
+            for place, row in enumerate(given)
+            if row["text"] is not None
+        ]
+        for answer in self._answer(good) if good else ():
+            if isinstance(answer, BadRow):
+                given[answer.line]["problem"] = answer.problem
+                continue
+            shares = [answer.probabilities.get(name) for name in self._classes]
+            given[answer.line] |= {
+                "label": answer.label,
+                "budget": answer.budget,
+                "probabilities": shares,
+            }
+        return pa.Table.from_pylist(given, schema=answer_schema())
 
 
 class _Counts:

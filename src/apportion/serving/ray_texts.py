@@ -22,6 +22,7 @@ SCHEMA = pa.schema(
         ("shard", pa.int64()),
         ("line", pa.int64()),
         ("id", pa.string()),
+        ("tag", pa.string()),
         ("text", pa.string()),
         ("problem", pa.string()),  # in place of a text: why the row could not be read
     ]
@@ -82,6 +83,6 @@ def _values(number: int, shard: Shard, columns: Columns) -> Iterator[dict[str, A
     for row in read_shard(shard, columns):
         values: dict[str, Any] = {"shard": number, "line": row.line}
         if isinstance(row, Row):
-            yield values | {"text": row.text, "id": row.label if columns.id else None}
+            yield values | {"text": row.text, "id": row.id, "tag": row.tag}
         else:
             yield values | {"problem": row.problem}
