@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,17 +21,33 @@ ENGINES = ("local", "ray")
 _SHOWN = 20  # bad rows that are named one by one
 
 
-def check_engine(engine: str, address: str | None) -> bool:
-    """Whether work is for Ray; an address is for nothing else."""
+def check_engine(engine: str, address: str | None, **others: object) -> bool:
+    """Whether work is for Ray; an address, and what else only Ray knows, is for nothing else."""
     if engine not in ENGINES:
         raise ValueError(f"--engine is one of {', '.join(ENGINES)}, not {engine!r}")
-    if address is not None and engine != "ray":
-        raise ValueError("--address is of a cluster of Ray, and needs --engine ray")
+    given = [name for name, value in {"address": address, **others}.items() if value is not None]
+    if given and engine != "ray":
+        raise ValueError(f"--{given[0]} needs --engine ray")
     return engine == "ray"
 
 
+def check_unused(**options: object) -> None:
+    """Complains of options that a job on Ray does not know."""
+    given = [
+        name.replace("_", "-") for name, value in options.items() if value not in (None, False)
+    ]
+    if given:
+        raise ValueError(f"--{given[0]} is for --engine local")
+
+
 def predict_with_ray(
-    folder: Path, texts: Path, *, out: Path | None, column: Sequence[str] | None, **options: Any
+    folder: Path,
+    texts: Path,
+    *,
+    out: Path | None,
+    as_csv: bool | None,
+    threads: int,
+    **options: Any,
 ) -> None:
     """Runs a batch job on Ray and says on stderr what came of it."""
     from apportion.serving.ray_batch import predict_on_ray
@@ -40,6 +56,10 @@ def predict_with_ray(
         raise ValueError("--engine ray writes a file: name it with --out, as .csv or .parquet")
     if texts == Path("-"):
         raise ValueError("--engine ray reads files, not stdin: name a file, a folder or a pattern")
+    if threads != 1:
+        raise ValueError("on Ray each actor has one thread; choose how many with --actors")
+    if as_csv is not None:
+        options["kind"] = "csv" if as_csv else "lines"
     bad = 0
 
     def tell_bad(name: str, row: BadRow) -> None:
@@ -51,13 +71,7 @@ def predict_with_ray(
     try:
         with _bar() as progress:
             done = predict_on_ray(
-                folder,
-                texts,
-                out=out,
-                text=column,
-                progress=progress,
-                on_bad_row=tell_bad,
-                **options,
+                folder, texts, out=out, progress=progress, on_bad_row=tell_bad, **options
             )
     except KeyboardInterrupt:
         _say("stopped; the same command goes on where it was")

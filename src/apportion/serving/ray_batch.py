@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,7 +35,9 @@ from apportion.serving.runtime.session import Runtime
 
 PART = 256 * 1024  # bytes of text that are answered, written and noted together
 _GROUP = 16 * 2**20  # bytes of files that one task reads
-_HELPER = 0.25  # of a CPU for a reader or a writer: they wait most of the time
+# Of a CPU, for a reader or a writer: they wait most of the time. No actor has three decimals: with
+# the same share as an actor, a reader would become part of it, and one file would keep one actor.
+_HELPER = 0.125
 _FREE = 1.0 + 2 * _HELPER  # CPUs that actors leave to what reads, filters and writes
 
 
@@ -262,6 +265,7 @@ def _run(
     # Actors that take all CPUs would leave none to the readers that they wait for. CPUs are a count
     # to Ray and no fence: each actor still has its thread.
     share = max(0.01, min(0.8, round((cpus - _FREE) / actors, 2)))
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     settings = DataContext.get_current().copy()
     settings.enable_progress_bars = settings.print_on_execution_start = False
     settings.target_max_block_size = part
