@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from apportion.serving.calibration import calibrate
     from apportion.serving.forecast import Forecast
     from apportion.serving.governor import Governor
+    from apportion.serving.ray_batch import Answered, predict_on_ray
     from apportion.serving.runtime.exporting import export
     from apportion.serving.runtime.session import Runtime
     from apportion.serving.skipping import Skipping
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Allocation",
+    "Answered",
     "Checkpoint",
     "Classification",
     "Converted",
@@ -78,6 +80,7 @@ __all__ = [
     "fit",
     "load",
     "measure",
+    "predict_on_ray",
     "prune_heads",
     "recipe",
     "repair",
@@ -108,6 +111,7 @@ _ROOMS = {
     "serving.calibration": "calibrate",
     "serving.forecast": "Forecast",
     "serving.governor": "Governor",
+    "serving.ray_batch": "Answered predict_on_ray",
     "serving.runtime.exporting": "export",
     "serving.runtime.session": "Runtime",
     "serving.skipping": "Skipping",

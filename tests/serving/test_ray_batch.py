@@ -103,7 +103,7 @@ class TestOnRay:
             id="key",
             budget=0.5,
             part=2048,
-            on_bad_row=lambda name, row: bad.append((name, row.line, row.problem)),
+            on_bad_row=lambda *told: bad.append(told),
         )
         assert (done.rows, done.bad, done.before) == (240, 1, 0)
         assert bad == [("a.csv", 52, "the text is empty")]

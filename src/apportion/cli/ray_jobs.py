@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from apportion.cli.main import err
 from apportion.training.progress import Lines
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from apportion.data.rows import BadRow
 
 ENGINES = ("local", "ray")
 _SHOWN = 20  # bad rows that are named one by one
@@ -62,11 +57,11 @@ def predict_with_ray(
         options["kind"] = "csv" if as_csv else "lines"
     bad = 0
 
-    def tell_bad(name: str, row: BadRow) -> None:
+    def tell_bad(name: str, line: int, problem: str) -> None:
         nonlocal bad
         bad += 1
         if bad <= _SHOWN:
-            _say(f"{name}, line {row.line}: {row.problem}")
+            _say(f"{name}, line {line}: {problem}")
 
     try:
         with _bar() as progress:

@@ -116,7 +116,7 @@ def predict_on_ray(
     actors: int | None = None,
     part: int = PART,
     progress: Callable[[int, int], None] | None = None,
-    on_bad_row: Callable[[str, BadRow], None] | None = None,
+    on_bad_row: Callable[[str, int, str], None] | None = None,
 ) -> Answered:
     """Labels the texts of a file, a folder or a pattern on Ray: one CSV, JSONL or Parquet file.
 
@@ -124,7 +124,8 @@ def predict_on_ray(
     tags of a column. Rows keep their order; they are known by file and line, and by the column
     `id` where one is named. A job that was killed goes on when it is started again: what it has is
     in a hidden folder beside `out`. Texts, model and that folder must be where every machine of the
-    cluster sees them.
+    cluster sees them. `progress` hears how many of the rows are done, `on_bad_row` the file, the
+    line and the problem of a row that can't be read.
     """
     started = time.monotonic()
     require_ray()
@@ -327,7 +328,7 @@ class _Actor:
 class _Counts:
     """Counts answers on their way into the file, and reports rows that could not be read."""
 
-    def __init__(self, layout: Layout, on_bad_row: Callable[[str, BadRow], None] | None) -> None:
+    def __init__(self, layout: Layout, on_bad_row: Callable[[str, int, str], None] | None) -> None:
         self.layout, self.on_bad_row = layout, on_bad_row
         self.rows = self.bad = 0
 
@@ -340,8 +341,7 @@ class _Counts:
                 continue
             self.bad += 1
             if self.on_bad_row:
-                name = self.layout.shards[answer.shard]
-                self.on_bad_row(name, BadRow(answer.line, answer.problem))
+                self.on_bad_row(self.layout.shards[answer.shard], answer.line, answer.problem)
         if self.rows + self.bad != total:
             missing = total - self.rows - self.bad
             raise OSError(f"{missing:,} of {total:,} rows have no answer; run the command again")
