@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from clusters import two_cpus, workers
+from clusters import ON_RAY, two_cpus, workers
 from commands import run as command
 from pretrained import write_classifier
 from texts import CLUES, rows, write
@@ -25,17 +26,12 @@ from apportion.elastic.checkpoint import Checkpoint, save
 from apportion.elastic.elastic import Elastic
 from apportion.models.hub import tokenizer_of_folder
 from apportion.models.reloading import load_folder
+from apportion.serving.cascade import Cascade
 from apportion.serving.parts import Parts
-from apportion.serving.ray_batch import job_folder, predict_on_ray
+from apportion.serving.ray_batch import Actor, Question, job_folder, predict_on_ray
 from apportion.serving.runtime.exporting import export
 from apportion.serving.runtime.session import Runtime
 
-needs_ray = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    # Of Ray, where there are fewer blocks than actors: files of tests are small.
-    pytest.mark.filterwarnings("ignore:The minimum number of concurrent actors:UserWarning"),
-]
 TEXTS = [text for _, text in rows(240, 9)]
 
 
@@ -90,14 +86,13 @@ def check_answers(found, runtime: Runtime, budget: float) -> None:
 
 @pytest.mark.usefixtures("cluster")
 class TestOnRay:
-    pytestmark = needs_ray
+    pytestmark = ON_RAY
 
-    @pytest.mark.parametrize("kind", ["exported", "checkpoint"])
-    def test_labels_are_those_of_the_local_engine_row_by_row(self, models, texts, tmp_path, kind):
+    def test_labels_are_those_of_the_local_engine_row_by_row(self, models, texts, tmp_path):
         bad = []
         out = tmp_path / "out.csv"
         done = predict_on_ray(
-            models / kind,
+            models / "exported",
             texts,
             out=out,
             id="key",
@@ -108,7 +103,7 @@ class TestOnRay:
         assert (done.rows, done.bad, done.before) == (240, 1, 0)
         assert bad == [("a.csv", 52, "the text is empty")]
         found = read(out)
-        check_answers(found, Runtime(models / kind), 0.5)
+        check_answers(found, Runtime(models / "exported"), 0.5)
         assert [row["file"] for row in found] == ["a.csv"] * 120 + ["b.parquet"] * 120
         assert not job_folder(out).exists()
 
@@ -122,7 +117,7 @@ class TestOnRay:
 
         out = tmp_path / "out.parquet"
         predict_on_ray(
-            models / "exported", texts, out=out, id="key", budget=0.5, part=256, progress=kill
+            models / "exported", texts, out=out, id="key", budget=0.5, part=1024, progress=kill
         )
         assert len(killed) == 2
         table = pq.read_table(out).to_pylist()
@@ -135,7 +130,7 @@ class TestOnRay:
             "from apportion.serving.ray_batch import predict_on_ray\n"
             "with two_cpus():\n"
             f"    predict_on_ray({str(models / 'exported')!r}, {str(texts)!r}, out={str(out)!r},\n"
-            "                   id='key', budget=0.5, part=256, actors=1)\n"
+            "                   id='key', budget=0.5, part=1024, actors=1)\n"
         )
         driver = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -153,9 +148,74 @@ class TestOnRay:
         before = parts.rows()
         assert 0 < before < 241 and not out.exists()
         psutil.wait_procs(below, timeout=60)
-        done = predict_on_ray(models / "exported", texts, out=out, id="key", budget=0.5, part=256)
+        done = predict_on_ray(models / "exported", texts, out=out, id="key", budget=0.5, part=1024)
         assert done.before >= before and (done.rows, done.bad) == (240, 1)
         check_answers(read(out), Runtime(models / "exported"), 0.5)
+
+
+def rows_for_an_actor(tags=None) -> pa.Table:
+    """All texts as a reader gives them to an actor, and a row that could not be read."""
+    from apportion.serving.ray_texts import SCHEMA
+
+    given = [
+        {"row": n, "shard": 0, "line": 1, "text": text, "tag": tags and tags[n % len(tags)]}
+        for n, text in enumerate(TEXTS)
+    ]
+    bad = {"row": 240, "shard": 0, "line": 1, "problem": "the text is empty"}
+    return pa.Table.from_pylist([*given, bad], schema=SCHEMA)
+
+
+@pytest.mark.parametrize("kind, budget", [("exported", None), ("checkpoint", 0.4)])
+def test_an_actor_answers_as_the_runtime_does(models, kind, budget):
+    question = Question(str(models / kind), budget=budget)
+    said = Actor(question)(rows_for_an_actor()).to_pylist()
+    runtime = Runtime(models / kind, levels=[budget] if budget else None)
+    local = runtime.predict(TEXTS, budget=budget or 1.0)
+    assert [one["label"] for one in said[:-1]] == [label for label, _ in local]
+    assert {one["budget"] for one in said[:-1]} == {budget or 1.0}
+    assert (said[-1]["label"], said[-1]["problem"]) == (None, "the text is empty")
+
+
+def test_an_actor_routes_rows_by_their_tags(models, tmp_path):
+    file = tmp_path / "routing.toml"
+    file.write_text('tag = "kind"\n[tags.easy]\nbudget = 0.25\n[tags.hard]\nbudget = 1.0\n')
+    question = Question(str(models / "exported"), routing=str(file))
+    said = Actor(question)(rows_for_an_actor(["easy", "hard", "odd"])).to_pylist()
+    runtime = Runtime(models / "exported")
+    for place, budget in ((0, 0.25), (1, 1.0)):
+        local = runtime.predict(TEXTS[place::3], budget=budget)
+        assert [one["label"] for one in said[place:-1:3]] == [label for label, _ in local]
+        assert {one["budget"] for one in said[place:-1:3]} == {budget}
+    assert all("'odd' has no route" in one["problem"] for one in said[2:-1:3])
+
+
+def test_an_actor_answers_by_a_certificate_as_the_cascade_does(models, monkeypatch):
+    runtime = Runtime(models / "exported")
+    thresholds = [0.6] * (len(runtime.levels) - 1)
+    cascade = Cascade(runtime, thresholds)
+    monkeypatch.setattr("apportion.serving.ray_batch.Certificate.load", lambda path: None)
+    certified = lambda runtime, certificate: Cascade(runtime, thresholds)  # noqa: E731
+    monkeypatch.setattr("apportion.serving.ray_batch.Cascade.certified", certified)
+    question = Question(str(models / "exported"), certificate="certificate.json")
+    said = Actor(question)(rows_for_an_actor()).to_pylist()[:-1]
+    local = cascade.predict(TEXTS)
+    assert [(one["label"], one["budget"]) for one in said] == [(la, b) for la, _, b in local]
+    assert len({one["budget"] for one in said}) > 1  # some texts went on, and some did not
+
+
+def test_a_folder_of_another_job_is_not_gone_on_with(models, texts, tmp_path, monkeypatch):
+    out = tmp_path / "out.csv"
+    monkeypatch.setattr("apportion.serving.ray_batch._run", lambda *words, **more: None)
+    monkeypatch.setattr("apportion.serving.ray_batch.connected", lambda address: nullcontext())
+    with pytest.raises(OSError, match="241 of 241 rows have no answer"):
+        predict_on_ray(models / "exported", texts, out=out, budget=0.5)
+    assert job_folder(out).is_dir() and not out.exists()
+    for changes, says in [({"budget": 0.25}, "other budget"), ({"id": "key"}, "other columns")]:
+        with pytest.raises(ValueError, match=says):
+            predict_on_ray(models / "exported", texts, out=out, **({"budget": 0.5} | changes))
+    (texts / "a.csv").write_text("text\nanother\n")
+    with pytest.raises(ValueError, match="other texts; remove that folder to start anew"):
+        predict_on_ray(models / "exported", texts, out=out, budget=0.5)
 
 
 def closed_port() -> int:

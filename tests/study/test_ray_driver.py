@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from clusters import two_cpus, workers
+from clusters import ON_RAY, two_cpus, workers
 from witnesses import Quiet
 
 from apportion.study import records
@@ -11,7 +11,7 @@ from apportion.study.driver import local_driver, ray_driver
 from apportion.study.experiment import parse_experiment
 from apportion.study.stages import checkpoint_folder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = ON_RAY
 
 SMALL = """
 name = "small"

@@ -9,7 +9,15 @@ from contextlib import contextmanager, suppress
 from unittest import mock
 
 import psutil
+import pytest
 
+# Ray warns of its own deprecated settings while it makes their defaults, and of files that have
+# fewer blocks than there are actors, as those of tests have: what is raised inside Ray is its own.
+ON_RAY = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings(r"ignore:::ray\."),
+]
 PATIENCE = 240.0  # seconds for a busy machine to start processes in
 
 

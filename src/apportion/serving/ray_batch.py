@@ -277,7 +277,7 @@ def _run(
     with DataContext.current(settings):
         rows = read_datasource(source, num_cpus=_HELPER, override_num_blocks=len(source.groups))
         answers = rows.map_batches(
-            _Actor,
+            Actor,
             fn_constructor_kwargs={"question": question},
             batch_size=None,
             batch_format="pyarrow",
@@ -294,7 +294,7 @@ def _run(
             raise OSError(f"the job on Ray failed; the same command goes on: {error}") from error
 
 
-class _Actor:
+class Actor:
     """Holds the model once, and answers blocks of rows on one thread."""
 
     def __init__(self, question: Question) -> None:
