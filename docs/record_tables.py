@@ -7,6 +7,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+import apportion.study.certificate_records  # noqa: F401 - makes its kinds known
 from apportion.study.records import KINDS, Record, TracedRecord
 
 PAGE = Path(__file__).parent / "records.md"

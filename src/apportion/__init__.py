@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from apportion.models.encoder import Encoder, EncoderConfig
     from apportion.models.surgery import cut
     from apportion.serving.calibration import calibrate
+    from apportion.serving.cascade import Cascade
+    from apportion.serving.certificate import Certificate, Tested
+    from apportion.serving.certifying import certify
     from apportion.serving.forecast import Forecast
     from apportion.serving.governor import Governor
     from apportion.serving.ray_batch import Answered, predict_on_ray
@@ -41,6 +44,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Allocation",
     "Answered",
+    "Cascade",
+    "Certificate",
     "Checkpoint",
     "Classification",
     "Converted",
@@ -65,6 +70,7 @@ __all__ = [
     "Split",
     "Table",
     "Task",
+    "Tested",
     "Text",
     "Tick",
     "Tokenizer",
@@ -73,6 +79,7 @@ __all__ = [
     "Units",
     "allocate",
     "calibrate",
+    "certify",
     "convert",
     "cut",
     "evaluate",
@@ -112,6 +119,9 @@ _ROOMS = {
     "serving.forecast": "Forecast",
     "serving.governor": "Governor",
     "serving.ray_batch": "Answered predict_on_ray",
+    "serving.cascade": "Cascade",
+    "serving.certificate": "Certificate Tested",
+    "serving.certifying": "certify",
     "serving.runtime.exporting": "export",
     "serving.runtime.session": "Runtime",
     "serving.skipping": "Skipping",

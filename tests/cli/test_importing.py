@@ -18,6 +18,7 @@ COMMANDS = (
     "sweep",
     "cut",
     "bench",
+    "certify",
     "predict",
     "run",
     "report",

@@ -7,6 +7,7 @@ try:
         convert,
         folders,
         export,
+        certify,
         calibrate,
         predict,
         studies,
@@ -19,6 +20,7 @@ except KeyboardInterrupt:  # imports take seconds
 __all__ = [
     "app",
     "calibrate",
+    "certify",
     "convert",
     "export",
     "folders",

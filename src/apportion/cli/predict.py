@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from apportion.cli.main import app, err
-from apportion.training.progress import Lines
+from apportion.cli.main import app
+from apportion.cli.streams import Watch, opened, say, target_of
 
 if TYPE_CHECKING:
-    from apportion.data.rows import BadRow
     from apportion.data.tokenizer import Tokenizer
-    from apportion.serving.prediction import Answering, Prediction
-
-_SHOWN = 20  # bad rows that are named one by one
+    from apportion.serving.prediction import Answering
 
 
 @app.command(
     epilog="[bold]apportion predict runs/mine/checkpoint new.csv -b 0.5 --out labels.csv[/] "
-    "or, a text a line, [bold]cat texts | apportion predict runs/mine/checkpoint[/]"
+    "or, a text a line, [bold]cat texts | apportion predict runs/mine/checkpoint[/]. With a "
+    "promise: [bold]apportion predict runs/mine/checkpoint new.csv --disagree-at-most 0.01 "
+    "--out labels.csv[/]"
 )
 def predict(
     folder: Annotated[
@@ -60,6 +58,41 @@ def predict(
     soft: Annotated[
         bool, typer.Option("--soft", help="Soft gates in place of skipping: no faster.")
     ] = False,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            help="Easy texts end at a small budget, as this file of `apportion certify` allows."
+        ),
+    ] = None,
+    audit: Annotated[
+        float | None,
+        typer.Option(
+            help="With --certificate, the share of rows that the whole model checks; when too many "
+            "differ, it answers all that follow."
+        ),
+    ] = None,
+    disagree_at_most: Annotated[
+        float | None,
+        typer.Option(
+            help="Certify for this very file that no more of its answers differ from the whole "
+            "model's, such as 0.01; the statement is written beside --out."
+        ),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Of the statement about this file.")] = 0.95,
+    routing: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file with a budget, a certificate, milliseconds or another folder per "
+            "value of a tag column."
+        ),
+    ] = None,
+    tag: Annotated[
+        str | None, typer.Option(help="The tag column. \\[default: as the routing file says]")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Of the rows that --disagree-at-most draws. \\[default: random]"),
+    ] = None,
     as_csv: Annotated[
         bool | None,
         typer.Option(
@@ -112,7 +145,8 @@ def predict(
     from apportion.cli.ray_jobs import check_engine, check_unused, predict_with_ray
 
     if check_engine(engine, address, actors=actors, id=id_column):
-        check_unused(strict=strict, soft=soft, within_ms=within_ms, format=form)
+        local = {"strict": strict, "soft": soft, "within_ms": within_ms, "format": form}
+        check_unused(**local, audit=audit, disagree_at_most=disagree_at_most, seed=seed)
         predict_with_ray(
             folder,
             texts,
@@ -121,6 +155,9 @@ def predict(
             id=id_column,
             as_csv=as_csv,
             budget=budget,
+            certificate=certificate,
+            routing=routing,
+            tag=tag,
             batch=batch,
             threads=threads,
             address=address,
@@ -139,6 +176,28 @@ def predict(
     stdin = texts == Path("-")
     name = "stdin" if stdin else texts.name
     csv_wanted = texts.suffix.lower() == ".csv" if as_csv is None else as_csv
+    if certificate or routing or disagree_at_most is not None:
+        from apportion.cli.cascading import Asked, answer_texts
+
+        if budget is not None or within_ms is not None or soft:
+            raise ValueError(
+                "a certificate, a promise or a routing file says which budgets are used: leave "
+                "--budget, --within-ms and --soft out"
+            )
+        files = Asked(folder, texts, out, form, csv_wanted, column, batch, threads)
+        promise = None if disagree_at_most is None else (disagree_at_most, confidence)
+        answer_texts(
+            files,
+            certificate=certificate,
+            audit=audit,
+            promise=promise,
+            seed=seed,
+            routing=routing,
+            tag=tag,
+        )
+        return
+    if audit is not None or tag is not None:
+        raise ValueError("--audit needs --certificate, and --tag needs --routing")
     if within_ms is None:
         if strict:
             raise ValueError("--strict needs --within-ms")
@@ -147,9 +206,9 @@ def predict(
         answering = _answering_within(within_ms, folder, budget, soft, threads, strict)
     with (
         answering as (model, words, classes, columns),
-        _target(out) as target,
-        _opened(texts) as stream,
-        _Watch(stream, texts) as watch,
+        target_of(out) as target,
+        opened(texts) as stream,
+        Watch(stream, texts) as watch,
     ):
         columns = column or columns
         rows = read_csv(stream, name, columns, None) if csv_wanted else read_lines(stream)
@@ -214,112 +273,9 @@ def _answering_within(
     def tell(message: str) -> None:
         if message not in told:
             told.add(message)
-            _say(message)
+            say(message)
 
     highest = runtime.levels[-1] if budget is None else budget
     model = runtime.within(ms, budget=highest, strict=strict, tell=tell)
     columns = (runtime.facts.get("task") or {}).get("text", ["text"])
     yield model, runtime.tokenizer, runtime.classes, columns
-
-
-@contextmanager
-def _target(out: Path | None) -> Iterator[TextIO]:
-    """Where predictions go: a file that appears when it is whole, a device, or stdout."""
-    from apportion.files import replacing
-
-    if out is None:
-        yield sys.stdout
-    elif out.exists() and not out.is_file():
-        with out.open("w", encoding="utf-8", newline="") as file:
-            yield file
-    else:
-        with replacing(out) as part, part.open("w", encoding="utf-8", newline="") as file:
-            yield file
-
-
-@contextmanager
-def _opened(texts: Path) -> Iterator[TextIO]:
-    from apportion.data.rows import open_text
-
-    if texts == Path("-"):
-        if sys.stdin is None:
-            raise ValueError("stdin is closed; name a file with the texts")
-        sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline="")  # type: ignore[union-attr]
-        if sys.stdin.isatty():
-            _say("reading texts from the terminal, one a line; Ctrl-D ends them")
-        yield sys.stdin
-    elif not texts.exists() or texts.is_dir():
-        raise ValueError(f"there is no file {texts}")
-    elif texts.is_file():
-        with open_text(texts) as stream:
-            yield stream
-    else:
-        stream = open_text(texts)
-        yield stream
-        stream.close()  # only where all was read: to close what a thread reads is to wait for it
-
-
-class _Watch:
-    """Shows how far it is, names the rows that can't be read, and counts."""
-
-    def __init__(self, stream: TextIO, texts: Path) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        self.stream = stream
-        self.size = texts.stat().st_size if texts.is_file() else None
-        self.rows = self.bad = 0
-        self.started = time.monotonic()
-        self.progress = Progress(
-            TextColumn("predict"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[facts]}"),
-            console=err,
-            transient=True,
-            disable=not err.is_terminal,
-            redirect_stdout=False,  # what goes there is data, not for this console
-            redirect_stderr=False,
-        )
-        self.bar = self.progress.add_task("", total=self.size, facts="")
-        self.lines = Lines(err)
-
-    def __enter__(self) -> _Watch:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.progress.stop()
-
-    def good(self, answered: Iterable[Prediction | BadRow]) -> Iterator[Prediction]:
-        """The predictions; what is not one is reported and counted."""
-        from apportion.data.rows import BadRow
-
-        for answer in answered:
-            if isinstance(answer, BadRow):
-                self.bad += 1
-                if self.bad <= _SHOWN:
-                    _say(f"line {answer.line}: {answer.problem}")
-                continue
-            self.rows += 1
-            if self.rows % 256 == 0:
-                read = self.stream.buffer.tell() if self.size else None
-                facts = f"{self.rows:,} rows, {self.speed:,.0f} rows/s"
-                self.progress.update(self.bar, completed=read, facts=facts)
-                self.lines.show("predict", facts, read or 0, self.size)
-            yield answer
-
-    @property
-    def speed(self) -> float:
-        """Rows a second so far."""
-        return self.rows / max(1e-9, time.monotonic() - self.started)
-
-    def sum_up(self, name: str) -> None:
-        """The last word: how many rows, how fast, and how many could not be read."""
-        if self.bad > _SHOWN:
-            _say(f"… and {self.bad - _SHOWN:,} more rows that can't be read")
-        lost = f", {self.bad:,} could not be read" if self.bad else ""
-        rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
-        _say(f"{name}: {rows} predicted{lost}, {self.speed:,.0f} rows/s")
-
-
-def _say(message: str) -> None:
-    err.print(message, markup=False, highlight=False, soft_wrap=True)

@@ -28,7 +28,7 @@ class Tested:
     disagreements: int  # on the calibration rows
     certified: bool
     cost: float  # mean share of the units' compute, of all levels that a text went through
-    price: float  # mean time per text, the whole model's being 1, as the levels' times predict it
+    price: float  # mean time per text, the whole model's being 1, as costs let expect
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,14 @@ class Certificate:
                     f"({_short(theirs)}); certify this folder"
                 )
 
-    def save(self, path: str | Path) -> None:
-        """Writes the certificate, with its digest, whole or not at all."""
+    def to_dict(self) -> dict[str, Any]:
+        """The certificate as its file has it, with its digest."""
         values = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        write_text(Path(path), json_text({**values, "digest": digest(values)}, str(path)))
+        return {**values, "digest": digest(values)}
+
+    def save(self, path: str | Path) -> None:
+        """Writes the certificate whole or not at all."""
+        write_text(Path(path), json_text(self.to_dict(), str(path)))
 
     @classmethod
     def load(cls, path: str | Path) -> Certificate:

@@ -31,6 +31,7 @@ from apportion.serving.threshold_path import TIES, Step, find_path
 
 ROWS = 3000  # texts that are used: a third of them to tune with
 _TUNED = 3  # one row in three tunes
+_FIXED = 0.04  # share of the whole model's time that is not of its units
 _TIMED, _TURNS = 512, 5  # texts and turns that the speed is measured with
 _LENGTHS = (16, 32, 64, 128, 256, 512)  # tokens
 
@@ -130,6 +131,14 @@ def _split(texts: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(texts[:tuned]), list(texts[tuned:])
 
 
+def prices_of(costs: Sequence[float]) -> list[float]:
+    """What levels take beside the whole model, roughly: their units, and what no budget saves.
+
+    Times would say it better, and make another certificate of every run.
+    """
+    return [_FIXED + (1.0 - _FIXED) * cost / costs[-1] for cost in costs]
+
+
 @dataclass(frozen=True)
 class Tuned:
     """What tuning rows gave: their answers, and a path of thresholds with what it is made of."""
@@ -137,7 +146,7 @@ class Tuned:
     pool: Pool
     path: list[Step]
     levels: list[int]  # places of the levels that the path uses
-    prices: list[float]  # time of each level, the whole model's being 1
+    prices: list[float]
 
 
 def tune(
@@ -150,15 +159,12 @@ def tune(
 ) -> Tuned:
     """A path of thresholds, found on these texts."""
     encoded = runtime.tokenizer.encode(texts)
-    ask(runtime, encoded[:batch], level=runtime.levels[-1], batch=batch)  # the first call is slow
     every = list(range(len(runtime.levels)))
-    seconds: list[float] = []
-    pool = answers_of(
-        runtime, encoded, levels=every, batch=batch, progress=progress, seconds=seconds
-    )
-    path = find_path(pool, seconds, epsilon=epsilon)
+    pool = answers_of(runtime, encoded, levels=every, batch=batch, progress=progress)
+    prices = prices_of(runtime.costs)
+    path = find_path(pool, prices, epsilon=epsilon)
     used = {n for step in path for n, least in enumerate(step.thresholds) if least is not None}
-    return Tuned(pool, path, sorted(used | {every[-1]}), [one / seconds[-1] for one in seconds])
+    return Tuned(pool, path, sorted(used | {every[-1]}), prices)
 
 
 def answers_of(
@@ -168,22 +174,17 @@ def answers_of(
     levels: Sequence[int],
     batch: int = 32,
     progress: Progress | None = None,
-    seconds: list[float] | None = None,
 ) -> Pool:
     """What the levels at these places say of encoded rows; the others are never sure.
 
     The last of the places is the whole model's.
-    `seconds`, if given, gets the time that each of the levels took.
     """
     labels = np.zeros((len(runtime.levels), len(encoded)), np.int64)
     margins = np.full((len(runtime.levels), len(encoded)), -1.0)
     for done, place in enumerate(levels):
         if progress:
             progress("asking every level", done, len(levels))
-        started = time.perf_counter()
         likely = ask(runtime, encoded, level=runtime.levels[place], batch=batch)
-        if seconds is not None:
-            seconds.append(time.perf_counter() - started)
         labels[place], margins[place] = likely.argmax(axis=-1), margins_of(likely)
     return Pool(labels, margins, likely)
 

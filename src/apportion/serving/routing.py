@@ -23,17 +23,21 @@ A route without a budget, a certificate or milliseconds is the whole model's.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
 
 from apportion.data.rows import BadRow, Row
 from apportion.files import check
 from apportion.serving.answering import Answer, answers_to
 from apportion.serving.cascade import Cascade
 from apportion.serving.certificate import Certificate
-from apportion.serving.prediction import CHUNK
+from apportion.serving.forecast import Deadline
+from apportion.serving.prediction import CHUNK, batches_of, softmax
 from apportion.serving.runtime.session import Runtime
 
 if sys.version_info >= (3, 11):
@@ -107,14 +111,44 @@ def _route(where: str, table: Mapping[str, Any]) -> Route:
     return Route(**{one.name: table.get(one.name) for one in fields(Route)})
 
 
+class Timely:
+    """A runtime that gives each call so many milliseconds, by its forecast."""
+
+    def __init__(
+        self, runtime: Runtime, ms: float, *, tell: Callable[[str], None] | None = None
+    ) -> None:
+        Deadline(runtime.forecast, ms)  # complains now where there is no forecast
+        self.runtime, self.ms, self._tell = runtime, ms, tell
+
+    def answer(
+        self, encoded: Sequence[Sequence[int]], *, batch: int = 32
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The probabilities [rows, classes] of encoded rows, and the level that answered each."""
+        likely = np.empty((len(encoded), len(self.runtime.classes)))
+        levels = np.empty(len(encoded))
+        for places, inputs in batches_of(self.runtime.tokenizer, encoded, batch):
+            deadline = Deadline(self.runtime.forecast, self.ms, tell=self._tell)
+            level = deadline.level([inputs["input_ids"].shape])
+            likely[places] = softmax(self.runtime(**inputs, budget=level))
+            levels[places] = level
+        return likely, levels
+
+
 class Router:
     """Answers rows by the routes of their tags; each folder is loaded once."""
 
-    def __init__(self, routing: Routing, runtime: Runtime, *, batch: int = 32) -> None:
-        self.routing, self.batch = routing, batch
+    def __init__(
+        self,
+        routing: Routing,
+        runtime: Runtime,
+        *,
+        batch: int = 32,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self.routing, self.batch, self._tell = routing, batch, tell
         self._home = routing.path.parent
         self._runtimes: dict[Path | None, Runtime] = {None: runtime}
-        self._cascades: dict[Route, Cascade] = {}
+        self._cascades: dict[Route, Cascade | Timely] = {}
         # All of them now: a route that can't be run must not be found in the middle of a file.
         every = [*routing.tags.values(), *([routing.default] if routing.default else [])]
         for route in every:
@@ -129,8 +163,10 @@ class Router:
             self._runtimes[folder] = Runtime(folder, threads=self._runtimes[None].threads)
         return self._runtimes[folder]
 
-    def _cascade(self, route: Route) -> Cascade:
+    def _cascade(self, route: Route) -> Cascade | Timely:
         runtime = self._runtime(route)
+        if route.within_ms is not None:
+            return Timely(runtime, route.within_ms, tell=self._tell)
         if route.certificate is not None:
             return Cascade.certified(runtime, Certificate.load(self._home / route.certificate))
         budget = runtime.levels[-1] if route.budget is None else route.budget

@@ -39,7 +39,7 @@ class Step:
 def find_path(pool: Pool, prices: Sequence[float], *, epsilon: float) -> list[Step]:
     """For some risks up to three times epsilon, the cheapest thresholds with no more of it.
 
-    The first step is the whole model alone. `prices` are the levels' times per text.
+    The first step is the whole model alone. `prices` are what the levels take per text.
     """
     relative = np.asarray(prices, float) / prices[-1]
     last, rows = len(relative) - 1, max(1, len(pool))

@@ -1,0 +1,59 @@
+"""Records of certificates: what was promised, what was true, and how fast it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from apportion.study.records import ABSENT, TracedRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifiedRecord(TracedRecord):
+    """A certificate on one draw of a data set's rows. `stage` is the digest of the weights."""
+
+    kind: ClassVar[str] = "certified"
+    data: Annotated[str, "name of the data set"]
+    runtime: Annotated[str, "what ran the model"]
+    precision: Annotated[str, "`float32` or `int8`"]
+    threads: Annotated[int, "threads of the runtime"]
+    batch: Annotated[int, "rows per call"]
+    disagree_at_most: Annotated[float, "share of the answers that may differ, as promised"]
+    confidence: Annotated[float, "of the promise"]
+    tuned_rows: Annotated[int, "rows that the path of thresholds was found on"]
+    rows: Annotated[int, "rows that tested it"]
+    disagreements: Annotated[int, "of them"]
+    bound: Annotated[float, "exact upper bound for the kept thresholds taken alone"]
+    levels: Annotated[list[float], "budgets of the cascade, the last of them whole"]
+    thresholds: Annotated[list[float | None], "margin needed at each of them but the last"]
+    ends: Annotated[list[float], "share of the testing rows that end at each"]
+    cost: Annotated[float, "mean share of the units' compute, of all levels that a text took"]
+    test_rows: Annotated[int, "other rows, which say how often answers really differ"]
+    test_disagreements: Annotated[int, "of them"]
+    timed_rows: Annotated[int, "rows behind the speed, from text to label"]
+    speed: Annotated[float, "over the whole model of the same runtime: median of paired ratios"]
+    low: Annotated[float, "lower end of the speed's 95 % interval"]
+    high: Annotated[float, "upper end of it"]
+    rows_per_second: Annotated[float, "of the cascade"]
+    whole_rows_per_second: Annotated[float, "of the whole model"]
+    over_eager: Annotated[float, "speed over the dense model in torch, eager"] = ABSENT
+    repeats: Annotated[int, "repeats behind each median"]
+    seconds: Annotated[float, "that tuning and testing rows took at all levels, by their share"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftRecord(TracedRecord):
+    """What the alarm does on simulated streams, before and after the risk changes."""
+
+    kind: ClassVar[str] = "drift"
+    disagree_at_most: Annotated[float, "the promised share"]
+    delta: Annotated[float, "chance of a false alarm that is allowed, over the whole stream"]
+    streams: Annotated[int, "streams that were simulated"]
+    risk: Annotated[float, "share of the answers that differ before the drift"]
+    audits: Annotated[int, "audited rows before the drift"]
+    false_alarms: Annotated[float, "share of the streams that rang before it"]
+    drifted: Annotated[float, "share of the answers that differ after it"] = ABSENT
+    later: Annotated[int, "audited rows after it"] = ABSENT
+    found: Annotated[float, "share of the other streams that rang after it"] = ABSENT
+    median: Annotated[int, "audited rows from the drift to the alarm, median"] = ABSENT
+    p90: Annotated[int, "audited rows by which 90 % of the streams have rung"] = ABSENT

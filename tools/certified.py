@@ -1,0 +1,256 @@
+"""Certified speed on real data: `python tools/certified.py DATA` on an idle machine.
+
+DATA has the folders ag_news, dbpedia14 and imdb; the checkpoints are those of `make checkpoints`.
+Every data set's test texts are split five times into rows that tune, rows that test the thresholds
+and rows that say what is true; each split is certified at 1 % and 2 %, for the nested checkpoint
+and for one whose budgets are its first layers (early exit by depth), run by torch and as exported
+files. Each measured point is one record in experiments/certificates; a run that was stopped goes on
+where it was.
+
+`--train-depth` first makes the checkpoints of the second method: the same recipe, rows and teacher,
+with units in the order of their layers. That takes as long as training the nested ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+import apportion.study.certificate_records  # noqa: F401 - makes its kinds known
+from apportion.data.rows import Row, open_text, plain, read_csv
+from apportion.files import write_bytes
+from apportion.serving.cascade import Cascade, Pool, ask, ends_at, margins_of
+from apportion.serving.certifying import mean_cost, prices_of, wrong_of
+from apportion.serving.guarantee import binomial_bound, binomial_tail, last_certified
+from apportion.serving.runtime.session import Runtime
+from apportion.serving.threshold_path import find_path
+from apportion.serving.timing import measure
+from apportion.study import records
+
+ROOT = Path(__file__).parents[1]
+STUDIES = {"ag_news": "nested-ag-news", "dbpedia14": "nested-dbpedia14", "imdb": "nested-imdb"}
+METHODS = {"cascade": "nested", "depth": "depth"}  # and the folder of its checkpoint, SET-FOLDER
+RUNTIMES = ("torch", "float32", "int8")
+EPSILONS, CONFIDENCE, DRAWS = (0.01, 0.02), 0.95, 5
+MOST, TUNED, TESTED, TIMED = 8000, 1000, 2000, 1024  # rows
+BATCH, REPEATS = 32, 7
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where things are."""
+
+    data: Path
+    runs: Path
+    out: Path
+
+    def checkpoint(self, name: str, method: str) -> Path:
+        """The folder of a checkpoint."""
+        return self.runs / "checkpoints" / f"{name}-{method}"
+
+
+def train_depth(place: Place, name: str) -> None:
+    """The checkpoint whose budgets are its first layers, trained as the nested one."""
+    import torch
+    from rich.console import Console
+
+    from apportion.elastic.checkpoint import has_checkpoint, save
+    from apportion.study.experiment import read_experiment
+    from apportion.study.production import produce
+    from apportion.training.progress import training_bar
+
+    folder = place.checkpoint(name, "depth")
+    if has_checkpoint(folder):
+        return
+    torch.set_num_threads(1)
+    study = STUDIES[name]
+    plan = read_experiment(ROOT / "experiments" / f"{study}.toml", place.data / name).of_seeds(1)
+    (nested,), (depth,) = plan.stages_of("nested"), plan.stages_of("depth")
+    stage = replace(nested, method="depth-nested", parent=depth)
+    with training_bar(Console(stderr=True)) as bar:
+        save(produce(stage, place.runs / study, progress=bar), folder)
+    print(folder, flush=True)
+
+
+def texts_of(file: Path, runtime: Runtime) -> list[str]:
+    """Different texts of a file, the first so many, in an order of their own."""
+    columns = (runtime.facts.get("task") or {}).get("text", ["text"])
+    with open_text(file) as stream:
+        rows = [row for row in read_csv(stream, file.name, columns, None) if isinstance(row, Row)]
+    distinct = list({plain(row.text): row.text for row in rows}.values())
+    order = np.random.default_rng(0).permutation(len(distinct))[:MOST]
+    return [distinct[n] for n in order]
+
+
+def runtime_of(place: Place, name: str, method: str, kind: str) -> Runtime:
+    """A checkpoint run by torch, or its exported file, which is written the first time."""
+    folder = place.checkpoint(name, METHODS[method])
+    if kind == "torch":
+        return Runtime(folder)
+    from apportion.elastic.checkpoint import load
+    from apportion.serving.runtime.exporting import export
+
+    written = place.runs / "certified" / f"{name}-{method}-{kind}"
+    if not written.exists():
+        some = texts_of(place.data / name / "train.csv", Runtime(folder))[:256]
+        export(load(folder), written, texts=some, int8=kind == "int8")
+    return Runtime(written)
+
+
+def answers_of(place: Place, label: str, runtime: Runtime, texts: list[str]) -> tuple[Pool, float]:
+    """What every level says of every text, and the seconds that took; kept in a file."""
+    kept = place.runs / "certified" / f"{label}-{runtime.identity['weights'][:12]}.npz"
+    if not kept.exists():
+        encoded = runtime.tokenizer.encode(texts)
+        started = time.perf_counter()
+        likely = [ask(runtime, encoded, level=level, batch=BATCH) for level in runtime.levels]
+        values = {
+            "labels": np.array([one.argmax(axis=-1) for one in likely]),
+            "margins": np.array([margins_of(one) for one in likely]),
+            "seconds": np.array(time.perf_counter() - started),
+        }
+        part = kept.with_suffix(".part.npz")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(part, **values)
+        write_bytes(kept, part.read_bytes())
+        part.unlink()
+    with np.load(kept) as found:
+        return Pool(found["labels"], found["margins"]), float(found["seconds"])
+
+
+def certify_draw(
+    pool: Pool, runtime: Runtime, *, draw: int, epsilon: float
+) -> tuple[dict[str, object], np.ndarray]:
+    """A certificate on one split, the truth on the other rows, and where those stand."""
+    delta = 1.0 - CONFIDENCE
+    order = np.random.default_rng(draw).permutation(len(pool))
+    tuning, testing = pool.rows(order[:TUNED]), pool.rows(order[TUNED : TUNED + TESTED])
+    others = order[TUNED + TESTED :]
+    path = find_path(tuning, prices_of(runtime.costs), epsilon=epsilon)
+    wrong = [wrong_of(testing, step.thresholds) for step in path]
+    last = last_certified(binomial_tail(wrong, len(testing), epsilon), delta)
+    assert last is not None
+    thresholds = path[last].thresholds
+    ends = ends_at(testing.margins, thresholds)
+    rest = pool.rows(others)
+    differs = rest.differs(0.0)[ends_at(rest.margins, thresholds), np.arange(len(rest))]
+    facts: dict[str, object] = {
+        "disagree_at_most": epsilon,
+        "confidence": CONFIDENCE,
+        "tuned_rows": len(tuning),
+        "rows": len(testing),
+        "disagreements": wrong[last],
+        "bound": round(binomial_bound(wrong[last], len(testing), delta), 6),
+        "levels": list(runtime.levels),
+        "thresholds": list(thresholds),
+        "ends": [round(float((ends == n).mean()), 4) for n in range(len(runtime.levels))],
+        "cost": round(mean_cost(testing, thresholds, runtime.costs), 4),
+        "test_rows": len(rest),
+        "test_disagreements": int(differs.sum()),
+    }
+    return facts, others
+
+
+def speeds(
+    runtime: Runtime, thresholds: list[float | None], texts: list[str], eager: Runtime | None
+) -> dict[str, object]:
+    """How fast the cascade is beside the whole model, from text to label; arms take turns."""
+    cascade, whole = Cascade(runtime, thresholds), Cascade.at(runtime, runtime.levels[-1])
+    arms = {
+        "whole": lambda: whole.predict(texts, batch=BATCH),
+        "cascade": lambda: cascade.predict(texts, batch=BATCH),
+    }
+    if eager is not None:
+        dense = Cascade.at(eager, 1.0)
+        arms["eager"] = lambda: dense.predict(texts, batch=BATCH)
+    slow, fast, *other = measure(arms, REPEATS, warmup=1, threads=runtime.threads)
+    facts: dict[str, object] = {
+        "timed_rows": len(texts),
+        "speed": round(fast.speedup, 4),
+        "low": round(fast.low, 4),
+        "high": round(fast.high, 4),
+        "rows_per_second": round(1000 * len(texts) / fast.median_ms, 1),
+        "whole_rows_per_second": round(1000 * len(texts) / slow.median_ms, 1),
+        "repeats": REPEATS,
+    }
+    if other:
+        facts["over_eager"] = round(other[0].median_ms / fast.median_ms, 4)
+    return facts
+
+
+def run(place: Place, name: str, method: str, kind: str, *, draws: int) -> None:
+    """All draws of one data set, method and runtime that have no record yet."""
+    folder = place.checkpoint(name, METHODS[method])
+    if not folder.exists():
+        print(f"{folder} is not there: left out", file=sys.stderr)
+        return
+    runtime = runtime_of(place, name, method, kind)
+    texts = texts_of(place.data / name / "test.csv", runtime)
+    pool, seconds = answers_of(place, f"{name}-{method}-{kind}", runtime, texts)
+    dense = place.checkpoint(name, "dense")
+    eager = Runtime(dense) if kind == "int8" and dense.exists() else None
+    file = place.out / f"{name}.jsonl"
+    for draw, epsilon in product(range(1, draws + 1), EPSILONS):
+        key = {
+            "stage": runtime.identity["weights"][:16],
+            "method": method,
+            "data_seed": draw,
+            "precision": runtime.identity["precision"],
+            "runtime": runtime.identity["runtime"],
+            "disagree_at_most": epsilon,
+        }
+        if any(all(one.get(n) == v for n, v in key.items()) for one in records.read(file)):
+            continue
+        facts, others = certify_draw(pool, runtime, draw=draw, epsilon=epsilon)
+        timed = [texts[n] for n in others[:TIMED]]
+        thresholds: list[float | None] = facts["thresholds"]  # type: ignore[assignment]
+        record = {
+            "kind": "certified",
+            **key,
+            "seed": 7,
+            "only": None,
+            "data": name,
+            "threads": runtime.threads,
+            "batch": BATCH,
+            **facts,
+            **speeds(runtime, thresholds, timed, eager),
+            "seconds": round(seconds * (TUNED + TESTED) / len(texts), 1),
+            **records.provenance(),
+        }
+        records.record_of(record)  # complains of one that is not of its kind
+        records.append(file, record)
+        told = f"{record['test_disagreements']} of {record['test_rows']} differ"
+        print(f"{name} {method} {kind} draw {draw}: ≤ {epsilon:g}, {record['speed']:.2f}x, {told}")
+
+
+def main() -> None:
+    """Every data set that is there, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, help="the folder of the data sets")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs")
+    parser.add_argument("--out", type=Path, default=ROOT / "experiments" / "certificates")
+    parser.add_argument("--sets", nargs="*", default=list(STUDIES))
+    parser.add_argument("--methods", nargs="*", default=list(METHODS))
+    parser.add_argument("--runtimes", nargs="*", default=list(RUNTIMES))
+    parser.add_argument("--draws", type=int, default=DRAWS)
+    parser.add_argument("--train-depth", action="store_true")
+    asked = parser.parse_args()
+    place = Place(asked.data, asked.runs, asked.out)
+    for name in asked.sets:
+        if not (place.data / name / "test.csv").exists():
+            print(f"{place.data / name} is not there: left out", file=sys.stderr)
+            continue
+        if asked.train_depth:
+            train_depth(place, name)
+        for method, kind in product(asked.methods, asked.runtimes):
+            run(place, name, method, kind, draws=asked.draws)
+
+
+if __name__ == "__main__":
+    main()
