@@ -12,6 +12,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,7 +27,7 @@ from apportion.elastic.checkpoint import Checkpoint, save
 from apportion.elastic.elastic import Elastic
 from apportion.models.hub import tokenizer_of_folder
 from apportion.models.reloading import load_folder
-from apportion.serving.cascade import Cascade
+from apportion.serving.cascade import Cascade, ask, margins_of
 from apportion.serving.parts import Parts
 from apportion.serving.ray_batch import Actor, Question, job_folder, predict_on_ray
 from apportion.serving.runtime.exporting import export
@@ -191,7 +192,8 @@ def test_an_actor_routes_rows_by_their_tags(models, tmp_path):
 
 def test_an_actor_answers_by_a_certificate_as_the_cascade_does(models, monkeypatch):
     runtime = Runtime(models / "exported")
-    thresholds = [0.6] * (len(runtime.levels) - 1)
+    lowest = ask(runtime, runtime.tokenizer.encode(TEXTS), level=runtime.levels[0])
+    thresholds = [float(np.median(margins_of(lowest))), *[None] * (len(runtime.levels) - 2)]
     cascade = Cascade(runtime, thresholds)
     monkeypatch.setattr("apportion.serving.ray_batch.Certificate.load", lambda path: None)
     certified = lambda runtime, certificate: Cascade(runtime, thresholds)  # noqa: E731

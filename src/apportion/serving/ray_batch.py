@@ -56,8 +56,9 @@ class Question:
 
     def runtime(self) -> Runtime:
         """The model, on one thread; a checkpoint answers at the very budget that is asked for."""
-        exact = self.budget is not None and not is_export(Path(self.folder))
-        return Runtime(self.folder, threads=1, levels=[self.budget] if exact else None)
+        if self.budget is None or is_export(Path(self.folder)):
+            return Runtime(self.folder, threads=1)
+        return Runtime(self.folder, threads=1, levels=[self.budget])
 
     @property
     def digests(self) -> dict[str, str]:
@@ -138,8 +139,8 @@ def predict_on_ray(
     question = Question(
         str(Path(folder).absolute()),
         budget,
-        certificate and str(Path(certificate).absolute()),
-        routing and str(Path(routing).absolute()),
+        None if certificate is None else str(Path(certificate).absolute()),
+        None if routing is None else str(Path(routing).absolute()),
         batch,
     )
     runtime = question.runtime()

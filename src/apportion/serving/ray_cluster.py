@@ -78,7 +78,8 @@ def _check_answers(address: str) -> None:
 
 def _has_cluster(address: str) -> bool:
     """Whether the server at an address is a cluster's own: other servers speak gRPC, too."""
-    from ray._raylet import GcsClient  # Ray has no public way to ask that ends in time
+    # Ray has no public way to ask that ends in time.
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
     found: list[object] = []
     asking = Thread(target=lambda: found.append(GcsClient(address=address)), daemon=True)

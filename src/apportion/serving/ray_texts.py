@@ -33,7 +33,7 @@ class Texts(Datasource):
     """The rows of shards in order; small neighbours are read by one task."""
 
     def __init__(self, shards: Sequence[Shard], columns: Columns, *, group: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.columns = columns
         self.groups: list[list[tuple[int, Shard]]] = []
         size = 0
@@ -61,7 +61,7 @@ class Texts(Datasource):
                 BlockMetadata(
                     num_rows=sum(shard.rows for _, shard in group),
                     size_bytes=None,
-                    input_files=[str(shard.path) for _, shard in group],
+                    input_files=tuple(str(shard.path) for _, shard in group),
                     exec_stats=None,
                 ),
                 schema=SCHEMA,
