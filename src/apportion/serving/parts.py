@@ -16,6 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from apportion.files import replacing
 
 FORMATS = ("csv", "jsonl", "parquet")
@@ -61,6 +64,14 @@ class Parts:
         for name in self._names() - set(self._rows):
             self._rows[name] = pq.read_metadata(self.done / f"{name}.parquet").num_rows
         return sum(self._rows.values())
+
+    def numbers(self) -> NDArray[np.int64]:
+        """The numbers of the rows that have been answered."""
+        import pyarrow.parquet as pq
+
+        files = (self.done / f"{name}.parquet" for name in self._names())
+        found = [pq.read_table(file).column("row").to_numpy() for file in files]
+        return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def _names(self) -> set[str]:
         if not self.done.is_dir():

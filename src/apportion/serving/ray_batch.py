@@ -38,7 +38,7 @@ _GROUP = 16 * 2**20  # bytes of files that one task reads
 # Of a CPU, for a reader or a writer: they wait most of the time. No actor has three decimals: with
 # the same share as an actor, a reader would become part of it, and one file would keep one actor.
 _HELPER = 0.125
-_FREE = 1.0 + 2 * _HELPER  # CPUs that actors leave to what reads, filters and writes
+_FREE = 2 * _HELPER  # CPUs that actors leave to what reads and writes
 
 
 Answerer = Callable[[Sequence[Row]], Iterable[Said | BadRow]]  # in order; a row's label is its tag
@@ -260,7 +260,7 @@ def _run(
     from ray.data.checkpoint import CheckpointConfig
     from ray.exceptions import RayError
 
-    from apportion.serving.ray_texts import Texts
+    from apportion.serving.ray_texts import Noted, Texts
 
     cpus = float(ray.cluster_resources().get("CPU", 1.0))
     actors = actors or max(1, int(cpus))
@@ -271,10 +271,12 @@ def _run(
     settings = DataContext.get_current().copy()
     settings.enable_progress_bars = settings.print_on_execution_start = False
     settings.target_max_block_size = part
-    settings.checkpoint_config = CheckpointConfig(
-        "row", str(place / "done"), delete_checkpoint_on_success=False
-    )
-    source = Texts(shards, columns, group=_GROUP)
+    noting: dict[str, Any] = {
+        "delete_checkpoint_on_success": False,
+        "checkpoint_manager_cls": Noted,
+    }
+    settings.checkpoint_config = CheckpointConfig("row", str(place / "done"), **noting)
+    source = Texts(shards, columns, group=_GROUP, done=Parts(place).numbers())
     with DataContext.current(settings):
         rows = read_datasource(source, num_cpus=_HELPER, override_num_blocks=len(source.groups))
         answers = rows.map_batches(

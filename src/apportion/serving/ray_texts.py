@@ -7,9 +7,12 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from ray.data import DataContext, Datasource, ReadTask
 from ray.data.block import BlockMetadata
+from ray.data.checkpoint.checkpoint_filter import CheckpointManager
 
 from apportion.data.rows import Row
 from apportion.data.shards import Columns, Shard, read_shard
@@ -30,11 +33,13 @@ SCHEMA = pa.schema(
 
 
 class Texts(Datasource):
-    """The rows of shards in order; small neighbours are read by one task."""
+    """The rows of shards in order, without those that are done; small files share a task."""
 
-    def __init__(self, shards: Sequence[Shard], columns: Columns, *, group: int) -> None:
+    def __init__(
+        self, shards: Sequence[Shard], columns: Columns, *, group: int, done: NDArray[np.int64]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.columns = columns
+        self.columns, self.done = columns, np.sort(done)
         self.groups: list[list[tuple[int, Shard]]] = []
         size = 0
         for number, shard in enumerate(shards):
@@ -57,7 +62,7 @@ class Texts(Datasource):
         """A task per group of files, whatever parallelism is asked for: reading is little work."""
         return [
             ReadTask(
-                partial(_tables, group, self.columns),
+                partial(_tables, group, self.columns, self._done_of(group)),
                 BlockMetadata(
                     num_rows=sum(shard.rows for _, shard in group),
                     size_bytes=None,
@@ -70,13 +75,29 @@ class Texts(Datasource):
             for group in self.groups
         ]
 
+    def _done_of(self, group: Sequence[tuple[int, Shard]]) -> NDArray[np.int64]:
+        first, last = group[0][0] << SHARD_BITS, (group[-1][0] + 1) << SHARD_BITS
+        low, high = np.searchsorted(self.done, [first, last])
+        return self.done[low:high]
 
-def _tables(group: Sequence[tuple[int, Shard]], columns: Columns) -> Iterator[pa.Table]:
+
+def _tables(
+    group: Sequence[tuple[int, Shard]], columns: Columns, done: NDArray[np.int64]
+) -> Iterator[pa.Table]:
+    skipped = set(done.tolist())
     for number, shard in group:
-        rows = enumerate(_values(number, shard, columns))
-        while some := list(islice(rows, _ROWS)):
-            named = [{"row": (number << SHARD_BITS) + place, **row} for place, row in some]
-            yield pa.Table.from_pylist(named, schema=SCHEMA)
+        rows = enumerate(_values(number, shard, columns), start=number << SHARD_BITS)
+        left = ({"row": place, **row} for place, row in rows if place not in skipped)
+        while some := list(islice(left, _ROWS)):
+            yield pa.Table.from_pylist(some, schema=SCHEMA)
+
+
+class Noted(CheckpointManager):
+    """Leaves it to `Texts` to skip what is done: Ray would take an actor and a CPU to filter it."""
+
+    def load_checkpoint(self, *where: Any, **more: Any) -> tuple[None, int]:
+        """Nothing that Ray would have to filter."""
+        return None, 0
 
 
 def _values(number: int, shard: Shard, columns: Columns) -> Iterator[dict[str, Any]]:
