@@ -46,8 +46,8 @@ method = "post-hoc"
 from = "dense"
 score = "loss-increase"
 """
-# What tells one run of the same thing from another.
-RUN = {"time", "seconds", "command", "training", "threads"}
+# What tells one run of the same thing from another: when it was, and how long things took.
+RUN = {"time", "seconds", "command", "training", "share_of_passes", "share_of_padded_passes"}
 
 
 class Killer(Quiet):
