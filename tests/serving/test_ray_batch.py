@@ -29,7 +29,8 @@ from apportion.models.hub import tokenizer_of_folder
 from apportion.models.reloading import load_folder
 from apportion.serving.cascade import Cascade, ask, margins_of
 from apportion.serving.parts import Parts
-from apportion.serving.ray_batch import Actor, Question, job_folder, predict_on_ray
+from apportion.serving.questions import Question
+from apportion.serving.ray_batch import Actor, job_folder, predict_on_ray
 from apportion.serving.runtime.exporting import export
 from apportion.serving.runtime.session import Runtime
 
@@ -195,9 +196,9 @@ def test_an_actor_answers_by_a_certificate_as_the_cascade_does(models, monkeypat
     lowest = ask(runtime, runtime.tokenizer.encode(TEXTS), level=runtime.levels[0])
     thresholds = [float(np.median(margins_of(lowest))), *[None] * (len(runtime.levels) - 2)]
     cascade = Cascade(runtime, thresholds)
-    monkeypatch.setattr("apportion.serving.ray_batch.Certificate.load", lambda path: None)
+    monkeypatch.setattr("apportion.serving.questions.Certificate.load", lambda path: None)
     certified = lambda runtime, certificate: Cascade(runtime, thresholds)  # noqa: E731
-    monkeypatch.setattr("apportion.serving.ray_batch.Cascade.certified", certified)
+    monkeypatch.setattr("apportion.serving.questions.Cascade.certified", certified)
     question = Question(str(models / "exported"), certificate="certificate.json")
     said = Actor(question)(rows_for_an_actor()).to_pylist()[:-1]
     local = cascade.predict(TEXTS)

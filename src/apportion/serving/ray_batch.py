@@ -7,12 +7,11 @@ all rows have been answered, the parts become one file in the order of the texts
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +21,11 @@ from typing import Any
 
 from apportion.data.rows import BadRow, Row
 from apportion.data.shards import Columns, Shard, find_shards
-from apportion.files import holding, read_json, remove, sha256, write_text
-from apportion.serving.answering import Answer as Said
-from apportion.serving.answering import answers_to
-from apportion.serving.cascade import Cascade
-from apportion.serving.certificate import Certificate
+from apportion.files import holding, read_json, remove, write_text
 from apportion.serving.parts import Answer, Layout, Parts, answer_schema, form_of, write_answers
+from apportion.serving.questions import Question, answerer
 from apportion.serving.ray_cluster import connected, require_ray
-from apportion.serving.routing import Router, read_routing
-from apportion.serving.runtime.exported import is_export
-from apportion.serving.runtime.session import Runtime
+from apportion.serving.routing import read_routing
 
 PART = 256 * 1024  # bytes of text that are answered, written and noted together
 _GROUP = 16 * 2**20  # bytes of files that one task reads
@@ -39,37 +33,6 @@ _GROUP = 16 * 2**20  # bytes of files that one task reads
 # the same share as an actor, a reader would become part of it, and one file would keep one actor.
 _HELPER = 0.125
 _FREE = 2 * _HELPER  # CPUs that actors leave to what reads and writes
-
-
-Answerer = Callable[[Sequence[Row]], Iterable[Said | BadRow]]  # in order; a row's label is its tag
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked of every text: all that decides an answer, but for the text."""
-
-    folder: str
-    budget: float | None = None
-    certificate: str | None = None
-    routing: str | None = None
-    batch: int = 64  # rows in a call of the model
-
-    def runtime(self) -> Runtime:
-        """The model, on one thread; a checkpoint answers at the very budget that is asked for."""
-        if self.budget is None or is_export(Path(self.folder)):
-            return Runtime(self.folder, threads=1)
-        return Runtime(self.folder, threads=1, levels=[self.budget])
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """What is in the files that decide answers, but for the folder of the model."""
-        named = [Path(path) for path in (self.certificate, self.routing) if path is not None]
-        if self.routing is not None:
-            routing = read_routing(Path(self.routing))
-            for route in (*routing.tags.values(), routing.default):
-                parts = (route.certificate, route.folder) if route else ()
-                named += [routing.path.parent / path for path in parts if path is not None]
-        return {str(path): _digest(path) for path in named}
 
 
 @dataclass(frozen=True)
@@ -80,24 +43,6 @@ class Answered:
     bad: int
     before: int  # answered by runs that were stopped
     seconds: float
-
-
-def answerer(runtime: Runtime, question: Question) -> tuple[Answerer, tuple[str, ...]]:
-    """What an actor answers rows with, and the classes of its answers."""
-    if question.routing is not None:
-        router = Router(read_routing(Path(question.routing)), runtime, batch=question.batch)
-        return lambda rows: router.answer(rows, chunk=max(1, len(rows))), router.classes
-    if question.certificate is not None:
-        cascade = Cascade.certified(runtime, Certificate.load(question.certificate))
-    else:
-        cascade = Cascade.at(runtime, question.budget or runtime.levels[-1])
-
-    def answer(rows: Sequence[Row]) -> list[Said]:
-        encoded = runtime.tokenizer.encode([row.text for row in rows])
-        likely, levels = cascade.answer(encoded, batch=question.batch)
-        return answers_to(rows, likely, levels, runtime.classes)
-
-    return answer, runtime.classes
 
 
 def predict_on_ray(
@@ -132,7 +77,7 @@ def predict_on_ray(
     require_ray()
     out = Path(out).absolute()
     form_of(out)
-    if batch < 1 or part < 1 or (actors is not None and actors < 1):
+    if min(batch, part, 1 if actors is None else actors) < 1:
         raise ValueError(f"batch, part and actors must be at least 1: {batch}, {part}, {actors}")
     if sum(way is not None for way in (budget, certificate, routing)) > 1:
         raise ValueError("a budget, a certificate and a routing file exclude each other")
@@ -197,15 +142,6 @@ def _job_of(
         "files": question.digests,
         "batch": question.batch,
     }
-
-
-def _digest(path: Path) -> str:
-    """The hash of a file, or of all files of a folder."""
-    if path.is_file():
-        return sha256(path)
-    inside = sorted(file for file in path.rglob("*") if file.is_file())
-    lines = (f"{file.relative_to(path)} {sha256(file)}\n" for file in inside)
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _open_job(place: Path, job: dict[str, Any]) -> None:
@@ -276,9 +212,13 @@ def _run(
         "checkpoint_manager_cls": Noted,
     }
     settings.checkpoint_config = CheckpointConfig("row", str(place / "done"), **noting)
+    few = max(1, actors // 4)  # readers and writers: each is a process, and Ray would start many
     source = Texts(shards, columns, group=_GROUP, done=Parts(place).numbers())
     with DataContext.current(settings):
-        rows = read_datasource(source, num_cpus=_HELPER, override_num_blocks=len(source.groups))
+        blocks = len(source.groups)
+        rows = read_datasource(
+            source, num_cpus=_HELPER, concurrency=few, override_num_blocks=blocks
+        )
         answers = rows.map_batches(
             Actor,
             fn_constructor_kwargs={"question": question},
@@ -289,7 +229,8 @@ def _run(
             udf_modifying_row_count=False,
         )
         try:
-            answers.write_parquet(str(place / "answers"), ray_remote_args={"num_cpus": _HELPER})
+            writing: dict[str, Any] = {"ray_remote_args": {"num_cpus": _HELPER}, "concurrency": few}
+            answers.write_parquet(str(place / "answers"), **writing)
         except RayError as error:
             cause = getattr(error, "cause", None)
             if isinstance(cause, ValueError):
