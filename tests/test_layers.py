@@ -95,6 +95,7 @@ def test_rooms_stay_small():
 def test_the_public_names_are_these():
     assert sorted(apportion.__all__) == [
         "Allocation",
+        "Answered",
         "Cascade",
         "Certificate",
         "Checkpoint",
@@ -138,6 +139,7 @@ def test_the_public_names_are_these():
         "fit",
         "load",
         "measure",
+        "predict_on_ray",
         "prune_heads",
         "recipe",
         "repair",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from apportion.serving.certifying import certify
     from apportion.serving.forecast import Forecast
     from apportion.serving.governor import Governor
+    from apportion.serving.ray_batch import Answered, predict_on_ray
     from apportion.serving.runtime.exporting import export
     from apportion.serving.runtime.session import Runtime
     from apportion.serving.skipping import Skipping
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Allocation",
+    "Answered",
     "Cascade",
     "Certificate",
     "Checkpoint",
@@ -85,6 +87,7 @@ __all__ = [
     "fit",
     "load",
     "measure",
+    "predict_on_ray",
     "prune_heads",
     "recipe",
     "repair",
@@ -115,6 +118,7 @@ _ROOMS = {
     "serving.calibration": "calibrate",
     "serving.forecast": "Forecast",
     "serving.governor": "Governor",
+    "serving.ray_batch": "Answered predict_on_ray",
     "serving.cascade": "Cascade",
     "serving.certificate": "Certificate Tested",
     "serving.certifying": "certify",

@@ -116,12 +116,54 @@ def predict(
     ] = None,
     batch: Annotated[int, typer.Option(help="Rows in a call of the model.")] = 64,
     threads: Annotated[int, typer.Option(help="Threads of torch or ONNX Runtime.")] = 1,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="local, or ray: a batch job on a cluster of Ray, which reads CSV and Parquet, "
+            "folders and patterns, and goes on after a kill."
+        ),
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="The cluster of Ray, as host:port or auto. \\[default: one of this machine]"
+        ),
+    ] = None,
+    actors: Annotated[
+        int | None,
+        typer.Option(help="Copies of the model on Ray, a thread each. \\[default: one per CPU]"),
+    ] = None,
+    id_column: Annotated[
+        str | None, typer.Option("--id", help="On Ray, a column whose values the output repeats.")
+    ] = None,
 ) -> None:
     """Label texts at a budget: CSV or lines in, labels and probabilities out.
 
     Texts are read a few at a time, so a file of any size will do. A row that can't be read is
     named on stderr with its line and left out; the line of each row is in the output.
     """
+    from apportion.cli.ray_jobs import check_engine, check_unused, predict_with_ray
+
+    if check_engine(engine, address, actors=actors, id=id_column):
+        local = {"strict": strict, "soft": soft, "within_ms": within_ms, "format": form}
+        check_unused(**local, audit=audit, disagree_at_most=disagree_at_most, seed=seed)
+        predict_with_ray(
+            folder,
+            texts,
+            out=out,
+            text=column,
+            id=id_column,
+            as_csv=as_csv,
+            budget=budget,
+            certificate=certificate,
+            routing=routing,
+            tag=tag,
+            batch=batch,
+            threads=threads,
+            address=address,
+            actors=actors,
+        )
+        return
     from apportion.data.rows import read_csv, read_lines
     from apportion.serving.prediction import CHUNK, FORMATS, lines_of
     from apportion.serving.prediction import predict as run_predict

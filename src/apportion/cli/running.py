@@ -75,7 +75,15 @@ def results_of(file: Path) -> Path:
     return file.parent / "results" / f"{file.stem}.jsonl"
 
 
-def run_plan(plan: Experiment, runs: Path, results: Path, jobs: int) -> list[dict[str, Any]]:
+def run_plan(
+    plan: Experiment,
+    runs: Path,
+    results: Path,
+    jobs: int,
+    *,
+    engine: str = "local",
+    address: str | None = None,
+) -> list[dict[str, Any]]:
     """Runs what has no records yet, with bars; all records."""
     with holding(runs, results):
         have = records.read(results)
@@ -91,6 +99,12 @@ def run_plan(plan: Experiment, runs: Path, results: Path, jobs: int) -> list[dic
             _show_data(plan.stages[0].build_task())
         try:
             with Bars(err) as bars:
+                if engine == "ray":
+                    from apportion.study.driver import ray_driver
+
+                    return ray_driver.run(
+                        plan, runs, results=results, watcher=bars, address=address
+                    )
                 return driver.run(plan, runs, results=results, watcher=bars, jobs=jobs)
         except KeyboardInterrupt:
             err.print("stopped; the same command goes on where it was")

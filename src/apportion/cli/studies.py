@@ -33,13 +33,25 @@ def run(
             min=1,
         ),
     ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(help="Where stages run: local, or ray for a cluster of Ray, each on a CPU."),
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="The cluster of Ray, as host:port or auto. \\[default: one of this machine]"
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment file: train what has no records yet, measure, append to its records.
 
     Records go to results/NAME.jsonl beside the file. A stage whose records are there is not run
-    again; a killed run goes on where it was.
+    again; a killed run goes on where it was. With --engine ray, stages are tasks of Ray, which
+    need files that every machine of the cluster sees; records are the same.
     """
+    from apportion.cli.ray_jobs import check_engine
     from apportion.cli.running import results_of, run_plan
     from apportion.study.answers import read_answers
     from apportion.study.experiment import read_experiment
@@ -48,7 +60,10 @@ def run(
     from apportion.study.report.terminal import show
 
     plan = read_experiment(file, data, weights).of_seeds(seeds)
-    have = run_plan(plan, runs or Path("runs") / plan.name, results_of(file), jobs)
+    if check_engine(engine, address) and jobs != 1:
+        raise ValueError("--jobs is for --engine local; Ray runs as many stages as it has CPUs")
+    where = runs or Path("runs") / plan.name
+    have = run_plan(plan, where, results_of(file), jobs, engine=engine, address=address)
     goals = goal_table(plan, have, answers=read_answers(plan.stages, results_of(file)))
     show([t for t in (goals, budget_table(plan, have)) if t.rows], as_json)
 

@@ -72,12 +72,12 @@ def read_csv(
     texts = list(range(1, len(names))) if bare else [names.index(name) for name in text]
     labels = 0 if bare else names.index(label) if label else None
     if bare:
-        yield _row(line, first, len(names), texts, labels)
+        yield row_of(line, first, len(names), texts, labels)
     for line, fields in records:
         if isinstance(fields, BadRow):
             yield fields
         else:
-            yield _row(line, fields, len(names), texts, labels)
+            yield row_of(line, fields, len(names), texts, labels)
 
 
 def read_lines(stream: Iterable[str]) -> Iterator[Row | BadRow]:
@@ -171,9 +171,10 @@ class _Lines:
         return numbered[1:-1]
 
 
-def _row(
+def row_of(
     line: int, fields: list[str], count: int, texts: list[int], label: int | None
 ) -> Row | BadRow:
+    """A row of some fields: those at some places are its text, one may be its label."""
     if len(fields) != count:
         hint = "is a comma not quoted?" if len(fields) > count else "is one missing?"
         return BadRow(line, f"{len(fields)} fields in place of {count}; {hint}")

@@ -66,8 +66,14 @@ def run(
             watcher.finished(stage, time.monotonic() - started)
     elif todo:
         _run_in_parallel(todo, runs, results=results, watcher=watcher, jobs=jobs)
-    for number, stage in enumerate(to_time):
-        watcher.started(stage, len(to_time) - number)
+    time_last(to_time, runs, results=results, watcher=watcher)
+    return current(experiment, records.read(results))
+
+
+def time_last(stages: Sequence[Stage], runs: Path, *, results: Path, watcher: Watcher) -> None:
+    """Times the models of stages in this process, one after the other, when all else is done."""
+    for number, stage in enumerate(stages):
+        watcher.started(stage, len(stages) - number)
         started = time.monotonic()
         have = records.read(results)
         if not _is_timed(stage, have):
@@ -76,7 +82,6 @@ def run(
         if not _has_throughput(stage, have):
             records.append(results, *time_predictions_of(stage, runs))
         watcher.finished(stage, time.monotonic() - started)
-    return current(experiment, records.read(results))
 
 
 def unfinished(

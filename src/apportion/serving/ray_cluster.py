@@ -1,0 +1,93 @@
+"""Ray, found or started: a cluster at an address, or one of this machine for as long as needed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+from types import ModuleType
+from typing import Any
+
+_QUICK, _PATIENT = 4.0, 8.0  # seconds to wait for a port to answer, and for Ray behind it
+_OBJECTS = 256 * 2**20  # bytes of shared memory on a machine of one's own: blocks are small
+# What a client of HTTP/2 says first, and empty settings; a server of gRPC, as Ray's is, answers
+# with its own settings.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_SETTINGS = 4
+
+
+def require_ray() -> ModuleType:
+    """The library, which reports nothing to its makers; a sentence where it is not installed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # A task without GPUs is to leave the variables of GPUs alone, as Ray will do by itself soon.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError:
+        raise ValueError("Ray is not installed: pip install 'apportion[ray]'") from None
+    return ray
+
+
+@contextmanager
+def connected(address: str | None = None, *, cpus: int | None = None) -> Iterator[ModuleType]:
+    """Ray inside: the cluster at an address, or one started on this machine and ended again.
+
+    A program that is connected already stays so, whatever the address.
+    """
+    ray = require_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address is None:
+        quiet |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": _OBJECTS}
+    else:
+        _check_answers(address)
+    try:
+        ray.init(address=address or "local", **quiet)
+    except Exception as error:  # of many kinds: no such cluster, another version, a busy machine
+        if address is None:
+            raise OSError(f"Ray did not start on this machine: {_first_line(error)}") from error
+        raise ValueError(f"no Ray at {address!r}: {_first_line(error)}") from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Complains within 15 s of an address without Ray, where Ray itself would try for minutes."""
+    if address == "auto":
+        return  # Ray looks for a cluster on this machine, and complains at once
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not (host and colon and port.isdecimal()):
+        raise ValueError(f"an address of Ray is host:port or auto, not {address!r}")
+    nothing = f"no Ray answers at {address!r}; `ray start --head` prints the address of a cluster"
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_QUICK) as connection:
+            connection.sendall(_HELLO)
+            answer = connection.recv(9)
+    except (OSError, OverflowError):
+        raise ValueError(nothing) from None
+    if len(answer) < 4 or answer[3] != _SETTINGS or not _has_cluster(address):
+        raise ValueError(nothing)
+
+
+def _has_cluster(address: str) -> bool:
+    """Whether the server at an address is a cluster's own: other servers speak gRPC, too."""
+    # Ray has no public way to ask that ends in time.
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    found: list[object] = []
+    asking = Thread(target=lambda: found.append(GcsClient(address=address)), daemon=True)
+    asking.start()
+    asking.join(_PATIENT)
+    return bool(found)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,125 @@
+"""Kills parts of a batch job on Ray at random moments, lets it go on, and checks every row.
+
+    python tools/ray_chaos.py FOLDER texts.csv --kills 20
+
+Each round runs the job on a cluster of two nodes of this machine and kills -9 an actor, the driver
+or the second node at a moment drawn from the time that an undisturbed job takes. A driver that was
+killed is started again; a node that was killed is replaced. The file must then be the one of the
+undisturbed job: no row twice, none lost, the same answers. One JSON line per round, then a summary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from ray_cluster import Nodes, running
+
+VICTIMS = ("actor", "driver", "node")
+
+
+def start(model: Path, texts: Path, out: Path, cluster: Nodes, part: int) -> subprocess.Popen[str]:
+    """A driver in a process of its own."""
+    code = (
+        "import sys; from apportion.serving.ray_batch import predict_on_ray\n"
+        "model, texts, out, address, part = sys.argv[1:]\n"
+        "done = predict_on_ray(model, texts, out=out, address=address, part=int(part))\n"
+        "print(done.rows, done.before)"
+    )
+    words = [model, texts, out, cluster.address, part]
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def below(process: subprocess.Popen[bytes], name: str) -> list[psutil.Process]:
+    """Processes of a node whose command has a name."""
+    found = []
+    with suppress(psutil.Error):
+        for one in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if name in " ".join(one.cmdline()):
+                    found.append(one)
+    return found
+
+
+def kill(victim: str, driver: subprocess.Popen[str], cluster: Nodes, draw: random.Random) -> bool:
+    """Kills an actor, the driver or the last node; false where there is none at this moment."""
+    if victim == "driver":
+        driver.kill()
+        return True
+    if victim == "actor":
+        actors = [a for node in cluster.processes for a in below(node, "ray::MapWorker(MapBatches")]
+        if not actors:
+            return False
+        draw.choice(actors).kill()
+        return True
+    node = cluster.processes.pop()
+    for one in [*below(node, "raylet"), *below(node, "ray::")]:
+        with suppress(psutil.Error):
+            one.kill()
+    node.kill()
+    node.wait()
+    return True
+
+
+def read(out: Path) -> list[tuple[str, str]]:
+    """Lines and labels."""
+    with out.open(newline="", encoding="utf-8") as file:
+        return [(row["line"], row["label"]) for row in csv.DictReader(file)]
+
+
+def main() -> None:
+    """All rounds; the exit code is 1 where a file was not as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--part", type=int, default=4096, help="bytes of text in a part")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--victims", nargs="+", default=VICTIMS, choices=VICTIMS)
+    parser.add_argument("--patience", type=float, default=600.0, help="seconds for a job to end")
+    asked = parser.parse_args()
+    draw = random.Random(asked.seed)
+    wrong = 0
+    with tempfile.TemporaryDirectory() as home, running(2, cpus=2) as cluster:
+        out = Path(home) / "labels.csv"
+        began = time.monotonic()
+        run = (asked.folder, asked.texts, out, cluster, asked.part)
+        start(*run).communicate(timeout=asked.patience)
+        whole, seconds = read(out), time.monotonic() - began
+        for number in range(asked.kills):
+            out.unlink()
+            victim = asked.victims[number % len(asked.victims)]
+            driver = start(*run)
+            time.sleep(draw.uniform(0, seconds))
+            killed = driver.poll() is None and kill(victim, driver, cluster, draw)
+            if victim == "driver" and killed:
+                driver.wait()
+                driver = start(*run)
+            said, _ = driver.communicate(timeout=asked.patience)
+            while len(cluster.processes) < 2:
+                cluster.add()
+            found = read(out) if out.exists() else []
+            same = found == whole
+            wrong += not same
+            facts = {"round": number, "victim": victim, "killed": killed, "same": same}
+            print(json.dumps(facts | {"rows": len(found), "said": said.strip()}), flush=True)
+    print(json.dumps({"rounds": asked.kills, "wrong": wrong, "seconds": round(seconds, 1)}))
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
