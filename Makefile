@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 # Idle threads wait without spinning, so that a busy neighbour does not slow every step.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-slow torture mutants quick check checkpoints study docs clean
+.PHONY: help demo test test-slow browser torture mutants quick check checkpoints study docs clean
 
 help:
 	@echo "make demo    set up, train the marked-token model, print its table, write runs/demo/report.html"
 	@echo "make test    set up and run the whole test suite"
 	@echo "make test-slow  set up and run the tests that take minutes"
+	@echo "make browser install Chromium, node and npm for the tests of pages, where apt and root are there"
 	@echo "make torture set up and read 10,300 damaged checkpoint folders"
 	@echo "make quick   set up and re-run every table of the paper, reduced to minutes"
 	@echo "make check   set up, then lint, types and layers"
@@ -30,13 +31,20 @@ demo: $(VENV)/ready
 	$(BIN)/apportion train --out runs/demo
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 torture: $(VENV)/ready
 	$(BIN)/python tools/torture.py
 
 test-slow: $(VENV)/ready
-	$(BIN)/python -m pytest -m slow --timeout=600
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --timeout=600
+
+# Without them, the tests that open pages are skipped, with a reason.
+browser:
+	@if command -v chromium > /dev/null && command -v npm > /dev/null; then echo "all there"; \
+	elif command -v apt-get > /dev/null && [ "$$(id -u)" = 0 ]; then \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium nodejs npm; \
+	else echo "install chromium, node and npm by hand"; fi
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
