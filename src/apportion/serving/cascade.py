@@ -121,7 +121,7 @@ class Cascade:
         for level, least in self.stages:
             if not len(left):
                 break
-            found = ask(self.runtime, [encoded[n] for n in left], level=level, batch=batch)
+            found = ask(self.runtime, [encoded[n] for n in left.tolist()], level=level, batch=batch)
             sure = margins_of(found) >= least
             ending = left[sure]
             likely[ending], levels[ending] = found[sure], level
