@@ -49,10 +49,11 @@ def test_torch_views_and_the_file_answer_alike_in_single_precision(files):
 
 
 def test_the_int8_file_is_near_the_other_at_every_level(files):
-    found = answers_of(files, "file", "file-int8")
+    found = answers_of(files, "file", "file-int8", "file-int8-dynamic")
     for level in files.levels:
-        error = np.abs(found["file-int8", level] - found["file", level])
-        assert 0 < error.mean() < 0.2 * found["file", level].std()
+        for arm in ("file-int8", "file-int8-dynamic"):
+            error = np.abs(found[arm, level] - found["file", level])
+            assert 0 < error.mean() < 0.2 * found["file", level].std()
 
 
 @pytest.mark.slow
@@ -90,7 +91,7 @@ def test_without_a_compiler_the_compiled_arm_is_left_out(files, monkeypatch):
 def test_a_file_that_is_there_is_not_written_again(files, monkeypatch):
     folder = files.one_file(int8=False)
     monkeypatch.setattr(
-        "apportion.serving.runtime.exporting.export", lambda *_, **__: pytest.fail("written again")
+        "apportion.serving.peer_files.export", lambda *_, **__: pytest.fail("written again")
     )
     assert files.one_file(int8=False) == folder
 

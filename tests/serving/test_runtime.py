@@ -24,7 +24,14 @@ from apportion.models.hub import tokenizer_of_folder
 from apportion.models.reloading import load_folder
 from apportion.serving.runtime.exporting import export, this_target
 from apportion.serving.runtime.graph import build_graph
-from apportion.serving.runtime.quantisation import calibrate_scales, quantise_columns
+from apportion.serving.runtime.quantisation import calibrate_scales
+from apportion.serving.runtime.rounding import (
+    Scale,
+    Seen,
+    choose_scale,
+    quantise_columns,
+    round_columns,
+)
 from apportion.serving.runtime.session import Runtime
 from apportion.serving.runtime.skeletons import SKELETONS
 from apportion.serving.skipping import Skipping
@@ -164,6 +171,56 @@ def test_scales_are_taken_at_every_level_and_from_no_padding():
     assert calibrate_scales(elastic, [inputs], (1.0,)) != once
 
 
+def test_outliers_are_clipped_or_moved_into_the_weight_where_that_is_nearer():
+    draw = np.random.default_rng(0)
+    sample = draw.normal(size=(256, 16)).astype(np.float32)
+    weight = draw.normal(size=(16, 8)).astype(np.float32)
+    wide = sample.copy()
+    wide[:, 3] *= 100.0  # a channel of outliers, as norms leave them
+    even = choose_scale(Seen(wide.min(0), wide.max(0), wide), weight, 8, worth=1.0)
+    assert even.choice.startswith("equalised") and even.factors[3] > 3 * even.factors[4]
+    never = choose_scale(Seen(wide.min(0), wide.max(0), wide), weight, 8, worth=0.0)
+    assert never.factors is None
+    rare = np.float32(1e3)  # one token that the sample lacks
+    seen = Seen(sample.min(0) - rare, sample.max(0) + rare, sample)
+    assert choose_scale(seen, weight, 8, worth=0.0).choice == "99.99 %"
+    assert choose_scale(seen, weight, 8, worth=0.0).size < 0.05
+
+
+def test_equalised_inputs_change_nothing_but_their_rounding():
+    draw = np.random.default_rng(1)
+    sample = (draw.normal(size=(64, 12)) * np.geomspace(1, 50, 12)).astype(np.float32)
+    weight = draw.normal(size=(12, 4)).astype(np.float32)
+    scale = choose_scale(Seen(sample.min(0), sample.max(0), sample), weight, 8, worth=1.0)
+    matrix, sizes = scale.weights(weight, slice(None))
+    given = np.clip(np.rint(sample / scale.factors / scale.size) + scale.zero, 0, 255) - scale.zero
+    found = (given * scale.size) @ (matrix * sizes)
+    assert np.abs(found - sample @ weight).max() < 0.03 * np.abs(sample @ weight).max()
+    np.testing.assert_array_equal(
+        scale.weights(weight[4:8], slice(4, 8))[1],
+        quantise_columns(weight[4:8] * scale.factors[4:8, None], 8)[1],
+    )
+
+
+def test_weights_are_rounded_for_the_inputs_that_come_together():
+    draw = np.random.default_rng(2)
+    sample = draw.normal(size=(200, 4)) @ draw.normal(size=(4, 24)) + 0.1 * draw.normal(
+        size=(200, 24)
+    )
+    weight = draw.normal(size=(24, 8)).astype(np.float32)
+    nearest, sizes = quantise_columns(weight, 7)
+    rounded, same = round_columns(weight, 7, sample.astype(np.float32))
+    np.testing.assert_array_equal(sizes, same)
+    assert np.abs(rounded).max() <= 63
+
+    def error(matrix):
+        return np.square(sample @ (matrix * sizes - weight)).sum()
+
+    assert error(rounded) < 0.5 * error(nearest)
+    np.testing.assert_array_equal(round_columns(weight, 7, np.zeros((3, 24)))[0], nearest)
+    assert Scale.of(-1.0, 2.0, 7).weights(weight, slice(None))[0].tolist() == nearest.tolist()
+
+
 def test_columns_have_scales_of_their_own():
     weight = np.array([[1.0, 100.0], [-0.5, 50.0]], np.float32)
     matrix, sizes = quantise_columns(weight, 8)
@@ -218,6 +275,8 @@ def test_a_budget_below_the_lowest_level_is_refused(checkpoint, tmp_path):
         ({"levels": [0.5, 0.5]}, "different"),
         ({"int8": True}, "needs texts"),
         ({"target": "abacus"}, "a target is one of vnni, any"),
+        ({"int8": True, "texts": TEXTS, "target": "amx"}, "a target is one of vnni, any"),
+        ({"scales": "per row"}, "scales are static or dynamic"),
     ],
 )
 def test_what_can_not_be_exported_is_refused_and_nothing_is_written(
@@ -229,10 +288,10 @@ def test_what_can_not_be_exported_is_refused_and_nothing_is_written(
 
 
 def test_only_nested_classifiers_of_known_architectures_are_exported(checkpoint, tmp_path, encoder):
-    soft = Elastic(from_transformers("bert", "sdpa"), ALL, length=10, block=32)
-    for model in (soft, soft.plain()):
-        with pytest.raises(ValueError, match="only a nested model"):
-            export(Checkpoint(model), tmp_path / "out")
+    with pytest.raises(ValueError, match="a dense checkpoint has no budgets to export"):
+        export(Checkpoint(checkpoint.model.plain()), tmp_path / "out")
+    with pytest.raises(ValueError, match="no tokenizer or no classes"):
+        export(Checkpoint(nested("bert")), tmp_path / "out")
     own = Elastic(encoder, ALL, length=12, block=16)
     with pytest.raises(ValueError, match="can't be exported; classifiers of texts can"):
         build_graph(own.nested(), (1.0,))

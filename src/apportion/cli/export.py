@@ -49,6 +49,13 @@ def export(
             show_default=False,
         ),
     ] = None,
+    scales: Annotated[
+        str,
+        typer.Option(
+            help="static: fixed by the texts, so that a row's answer does not depend on its batch; "
+            "dynamic: taken anew from each batch."
+        ),
+    ] = "static",
     as_json: AsJson = False,
 ) -> None:
     """Write a nested checkpoint as one ONNX file that takes its budget as an input.
@@ -69,21 +76,25 @@ def export(
         levels=None if levels is None else _numbers(levels),
         int8=int8,
         target=target,
+        scales=scales,
     )
     if as_json:
         print_json(facts)
         return
     checked: dict[str, Any] = facts["checked"]
-    columns = (facts["levels"], facts["costs"], checked["differences"], checked["agreements"])
+    columns = ("differences", "agreements", "changed")
     table = Table(
         "export",
         f"{out}: {facts['files']['model.onnx']['bytes'] / 1e6:.1f} MB, {facts['precision']}",
-        ("level", "cost", "largest difference of logits", "same label"),
+        ("level", "cost", "largest difference of logits", "same label", "changed by its batch"),
         tuple(
-            (f"{level:g}", f"{cost:.3f}", f"{difference:.2g}", f"{100 * same:.1f} %")
-            for level, cost, difference, same in zip(*columns, strict=True)
+            (f"{level:g}", f"{cost:.3f}", f"{far:.2g}", f"{100 * same:.1f} %", f"{100 * by:.1f} %")
+            for level, cost, far, same, by in zip(
+                facts["levels"], facts["costs"], *(checked[name] for name in columns), strict=True
+            )
         ),
-        f"Beside the checkpoint's own answers, {checked['rows']} texts.",
+        f"Beside the checkpoint's own answers, {checked['rows']} texts; changed by its batch: "
+        "labels that are others alone than among 32 texts.",
     )
     show([table])
 

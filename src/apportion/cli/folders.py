@@ -1,4 +1,4 @@
-"""Commands that take a checkpoint: inspect, sweep, cut, bench."""
+"""Commands that take a folder: inspect, sweep, cut, bench."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from apportion.elastic.elastic import Elastic, Form
 
 Folder = Annotated[Path, typer.Argument(help="A checkpoint folder.", show_default=False)]
+Either = Annotated[
+    Path,
+    typer.Argument(help="A checkpoint, or a folder that export wrote.", show_default=False),
+]
 Budgets = Annotated[
     list[float] | None,
     typer.Option("--budget", "-b", help="A fraction in (0, 1]; may be given several times."),
@@ -31,18 +35,24 @@ Floor = Annotated[
 
 @app.command()
 def inspect(
-    checkpoint: Folder, budget: Budgets = None, floor: Floor = None, as_json: AsJson = False
+    folder: Either, budget: Budgets = None, floor: Floor = None, as_json: AsJson = False
 ) -> None:
-    """Show what a checkpoint holds, and which units it keeps at each budget."""
+    """Show what a checkpoint or an exported folder holds, and what it keeps at each budget."""
+    from apportion.cli.exports import inspect_export
     from apportion.elastic.card import in_words, unlabelled_in_words
     from apportion.elastic.checkpoint import load
     from apportion.elastic.description import describe
     from apportion.elastic.elastic import plain_of
     from apportion.models.sites import find_sites
+    from apportion.serving.runtime.exported import is_export
     from apportion.study.report.table import Table
     from apportion.study.report.terminal import print_json, show
 
-    loaded = load(checkpoint)
+    if is_export(folder):
+        _refuse(folder, floor=floor)
+        inspect_export(folder, budget, as_json)
+        return
+    loaded = load(folder)
     facts = describe(loaded, budget, floor=floor)
     if as_json:
         print_json(facts)
@@ -87,7 +97,7 @@ def inspect(
 
 @app.command()
 def sweep(
-    checkpoint: Folder,
+    folder: Either,
     budget: Budgets = None,
     form: Annotated[
         list[str] | None,
@@ -101,23 +111,32 @@ def sweep(
     floor: Floor = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a checkpoint at many budgets (those from 0.10 to 1.00 that it was made for)."""
+    """Evaluate a checkpoint at many budgets (those from 0.10 to 1.00 that it was made for).
+
+    An exported folder is evaluated at each of its levels.
+    """
+    from apportion.cli.exports import sweep_export
     from apportion.elastic.evaluation import SWEEP, is_monotone
     from apportion.elastic.evaluation import sweep as run_sweep
+    from apportion.serving.runtime.exported import is_export
     from apportion.study.report.table import Table
     from apportion.study.report.terminal import print_json, show
     from apportion.training.progress import working_bar
 
-    model, task = _with_task(checkpoint, data)
-    with working_bar("sweep", err) as bar:
-        points = run_sweep(
-            model,
-            task.split(split),
-            budgets=sorted(budget or model.within(SWEEP)),
-            forms=cast("list[Form] | None", form or None),
-            floor=floor,
-            progress=bar,
-        )
+    if is_export(folder):
+        _refuse(folder, floor=floor, form=form)
+        points = sweep_export(folder, budget, data, split)
+    else:
+        model, task = _with_task(folder, data)
+        with working_bar("sweep", err) as bar:
+            points = run_sweep(
+                model,
+                task.split(split),
+                budgets=sorted(budget or model.within(SWEEP)),
+                forms=cast("list[Form] | None", form or None),
+                floor=floor,
+                progress=bar,
+            )
     if as_json:
         rows = [{"budget": p.budget, "form": p.form, **asdict(p.outcome)} for p in points]
         print_json({"split": split, "points": rows, "monotone": is_monotone(points)})
@@ -191,12 +210,12 @@ def cut(
 
 @app.command()
 def bench(
-    checkpoint: Folder,
+    folder: Either,
     budget: Budgets = None,
     data: Data = None,
     batch: Annotated[int, typer.Option(help="Rows in a call.")] = 64,
     repeats: Annotated[int, typer.Option(help="Timed calls of each arm.")] = 41,
-    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
+    threads: Annotated[int, typer.Option(help="Threads of torch or ONNX Runtime.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Time a checkpoint at each budget: uncut, soft, hard mask, skipping and cut, taking turns.
@@ -204,10 +223,14 @@ def bench(
     Speed-ups are medians of paired ratios with a 95 % interval and ratios of medians, beside an
     estimate by multiply-accumulates, which attention-heavy models can pass. Texts are padded to
     the whole length. Run nothing else meanwhile.
+
+    Of an exported folder, its levels are timed, beside the highest one.
     """
     import torch
 
+    from apportion.cli.exports import bench_export
     from apportion.elastic.description import BUDGETS
+    from apportion.serving.runtime.exported import is_export
     from apportion.serving.timing import elastic_arms, time_arms
     from apportion.study.records import provenance
     from apportion.study.report.speed_tables import latency_table
@@ -216,11 +239,14 @@ def bench(
 
     if batch < 1:
         raise ValueError(f"batch must be at least 1, not {batch}")
-    model, task = _with_task(checkpoint, data)
-    inputs, _ = task.test.batch(torch.arange(min(batch, len(task.test))), padded=True)
-    with working_bar("bench", err) as bar:
-        arms = elastic_arms(model, budget or model.within(BUDGETS[:-1]))
-        measured = time_arms(arms, [inputs], repeats, threads, progress=bar)
+    if is_export(folder):
+        measured = bench_export(folder, budget, data, batch=batch, repeats=repeats, threads=threads)
+    else:
+        model, task = _with_task(folder, data)
+        inputs, _ = task.test.batch(torch.arange(min(batch, len(task.test))), padded=True)
+        with working_bar("bench", err) as bar:
+            arms = elastic_arms(model, budget or model.within(BUDGETS[:-1]))
+            measured = time_arms(arms, [inputs], repeats, threads, progress=bar)
     measured = [{**record, **provenance()} for record in measured]
     if as_json:
         print_json(measured)
@@ -235,6 +261,16 @@ def _with_task(checkpoint: Path, data: Path | None) -> tuple[Elastic, Task]:
 
     loaded = load(checkpoint)
     return loaded.require_elastic(), task_of_checkpoint(loaded, data)
+
+
+def _refuse(folder: Path, **options: object) -> None:
+    """Complains of an option that an exported folder has no use for."""
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(
+                f"--{name} is for checkpoints; what the levels of {folder} keep was chosen when it "
+                "was written"
+            )
 
 
 def _units(kept: dict[str, list[int]]) -> str:

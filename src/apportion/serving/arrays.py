@@ -19,7 +19,9 @@ def on_arrays(model: Callable[..., object]) -> Callable[..., NDArray[Any]]:
 
     def answer(**inputs: NDArray[Any]) -> NDArray[Any]:
         # Torch shares an array's memory, and warns of one that can't be written.
-        given = {name: np.require(values, requirements=["C", "W"]) for name, values in inputs.items()}
+        given = {
+            name: np.require(values, requirements=["C", "W"]) for name, values in inputs.items()
+        }
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(values) for name, values in given.items()}
             logits: NDArray[Any] = logits_of(model(**tensors)).float().numpy()

@@ -4,7 +4,8 @@ dense.onnx            the whole model, as `torch.onnx.export` gives it
 dense-int8.onnx       that through ONNX Runtime's `quantize_dynamic`, as people call it
 dense-products.onnx   the same, but embeddings stay in single precision, as they do in our file
 dense-static.onnx     the whole model with int8 scales taken from texts, which OpenVINO reads
-file/, file-int8/     our exported folders with all levels
+file/, file-int8/     our exported folders with all levels,
+file-int8-dynamic/    and the one whose int8 scales are taken anew in each call
 level-0.25/, …        our int8 export of one level alone
 """
 
@@ -26,6 +27,7 @@ from apportion.elastic.elastic import logits_of
 from apportion.files import replacing
 from apportion.serving.runtime.engines import LEVELS
 from apportion.serving.runtime.exported import GRAPH, is_export
+from apportion.serving.runtime.exporting import export, this_target
 
 _CALIBRATED = 256  # texts that scales are taken from, as many as our export takes
 _BATCH = 32
@@ -71,21 +73,29 @@ class PeerFiles:
         """The whole model with int8 products and scales from texts."""
         return self._made("dense-static.onnx", self._write_static)
 
-    def one_file(self, *, int8: bool) -> Path:
+    def one_file(self, *, int8: bool, scales: str = "static") -> Path:
         """Our exported folder with all levels."""
-        return self._exported("file-int8" if int8 else "file", self.levels, int8)
+        name = f"file{'-int8' * int8}{'-dynamic' * (scales == 'dynamic')}"
+        return self._exported(name, self.levels, int8, scales)
 
     def of_level(self, level: float) -> Path:
         """Our int8 export of one level alone."""
         return self._exported(f"level-{level:g}", (level,), True)
 
-    def _exported(self, name: str, levels: Sequence[float], int8: bool) -> Path:
-        from apportion.serving.runtime.exporting import export  # which needs onnx
-
+    def _exported(
+        self, name: str, levels: Sequence[float], int8: bool, scales: str = "static"
+    ) -> Path:
         folder = self.folder / name
         if not is_export(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            export(self.checkpoint, folder, texts=self.texts, levels=levels, int8=int8)
+            export(
+                self.checkpoint,
+                folder,
+                texts=self.texts,
+                levels=levels,
+                int8=int8,
+                scales=scales,
+            )
         return folder
 
     def _made(self, name: str, write: Callable[[Path], None]) -> Path:
@@ -112,8 +122,6 @@ class PeerFiles:
 
     def _write_dynamic(self, path: Path, **more: Any) -> None:
         from onnxruntime.quantization import QuantType, quantize_dynamic
-
-        from apportion.serving.runtime.exporting import this_target
 
         # 8-bit products saturate on processors without VNNI: there it takes 7 bits, as we do.
         seven = this_target() != "vnni"

@@ -118,6 +118,12 @@ def one_file_int8(files: PeerFiles, setting: Setting) -> ByLevel:
     return _by_level(Runtime(files.one_file(int8=True), threads=setting.threads))
 
 
+def one_file_dynamic(files: PeerFiles, setting: Setting) -> ByLevel:
+    """The same with scales that each call takes anew, as ONNX Runtime's own int8 has them."""
+    folder = files.one_file(int8=True, scales="dynamic")
+    return _by_level(Runtime(folder, threads=setting.threads))
+
+
 _EXPORTED = ("onnxruntime", "onnx", "onnxscript")
 _OPENVINO = ("openvino", "onnx", "onnxscript")
 PEERS = (
@@ -140,6 +146,10 @@ PEERS = (
     Peer(
         "file-int8", "one file, int8", one_file_int8, _EXPORTED[:2], int8=True, of_levels=True,
         beside="file",
+    ),
+    Peer(
+        "file-int8-dynamic", "one file, dynamic int8", one_file_dynamic, _EXPORTED[:2], int8=True,
+        of_levels=True, beside="file",
     ),
 )  # fmt: skip
 NAMED = {peer.name: peer for peer in PEERS}

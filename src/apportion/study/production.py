@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from apportion.data.task import Task
+from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.checkpoint import Checkpoint, has_checkpoint, limit, load, save
 from apportion.elastic.conversion import convert
 from apportion.elastic.elastic import Elastic
@@ -178,14 +179,21 @@ def new_model(stage: Stage, task: Task) -> nn.Module:
 
 def task_of_checkpoint(checkpoint: Checkpoint, folder: Path | None = None) -> Task:
     """The task that a checkpoint was trained on, its rows drawn again or read, from a folder."""
-    if not checkpoint.notes.get("task"):
+    return task_of_notes(checkpoint.notes, checkpoint.words, folder)
+
+
+def task_of_notes(
+    notes: Mapping[str, Any], words: Tokenizer | None, folder: Path | None = None
+) -> Task:
+    """The task that the notes of a checkpoint, or of its export, name."""
+    if not notes.get("task"):
         raise ValueError("the checkpoint does not say which task it was trained on")
     try:
-        spec = task_of(checkpoint.notes["task"], folder)
+        spec = task_of(notes["task"], folder)
     except ValueError as error:
         raise ValueError(f"the task that the checkpoint names can't be built: {error}") from None
-    task = spec.build(checkpoint.words)
-    if checkpoint.notes.get("data") not in (None, task.digest()):
+    task = spec.build(words)
+    if notes.get("data") not in (None, task.digest()):
         raise ValueError("the checkpoint was trained on other rows than there are now")
     return task
 

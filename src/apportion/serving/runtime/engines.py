@@ -48,6 +48,11 @@ class FileEngine:
         check_files(self.facts, folder)
         self._session = open_session(folder / GRAPH, threads)
         self._inputs = {given.name for given in self._session.get_inputs()}
+        missing = {"input_ids", "attention_mask", "budget"} - self._inputs
+        if missing:
+            raise ValueError(
+                f"{folder / GRAPH} is no graph that export wrote: it has no input {min(missing)}"
+            )
         text = (folder / TOKENIZER).read_text(encoding="utf-8")
         self.tokenizer = Tokenizer.from_json(text, read_json(folder / SETTINGS))
         files = self.facts["files"]

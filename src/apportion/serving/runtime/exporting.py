@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.checkpoint import Checkpoint, weights_digest
-from apportion.elastic.elastic import Elastic, logits_of
+from apportion.elastic.elastic import Elastic
 from apportion.files import holding, json_text, part_of, remove, resolved
+from apportion.method.units import Allocation
+from apportion.serving.arrays import on_arrays
+from apportion.serving.prediction import Answering
 from apportion.serving.runtime.engines import LEVELS, check_levels
 from apportion.serving.runtime.exported import (
     FORMAT,
@@ -22,15 +29,16 @@ from apportion.serving.runtime.exported import (
     TOKENIZER,
     VERSION,
     facts_of_file,
+    is_export,
 )
-from apportion.serving.runtime.graph import OPSET, build_graph
-from apportion.serving.runtime.quantisation import calibrate_scales
 from apportion.serving.runtime.session import Runtime
 from apportion.serving.skipping import Skipping
 
 TARGETS = {"vnni": 8, "any": 7}  # bits of int8 weights: products of 8 saturate without VNNI
+SCALES = ("static", "dynamic")
 _CALIBRATED = 256  # texts that scales are taken from
 _CHECKED = 64  # texts that the written file answers beside the views
+_TOGETHER = 32  # texts that are answered in one batch, and alone
 _DIFFERENCE = 1e-3  # of logits in single precision: more is not rounding
 
 
@@ -42,32 +50,41 @@ def export(
     levels: Sequence[float] | None = None,
     int8: bool = False,
     target: str | None = None,
+    scales: str = "static",
 ) -> dict[str, Any]:
     """Writes a nested checkpoint as one ONNX file with a budget input; what its manifest says.
 
     `int8` takes its scales from `texts`, and its weights have as many bits as the target computes
-    without saturating: "vnni" or "any"; this machine's, if none is named. The file is checked
+    without saturating: "vnni" or "any"; this machine's, if none is named. With "dynamic" `scales`
+    each call takes its own, and answers depend on what else is in a batch. The file is checked
     against the views of the checkpoint at every level before it takes its place.
     """
+    _check_installed()
+    from apportion.serving.runtime.graph import OPSET, build_graph
+    from apportion.serving.runtime.quantisation import calibrate_scales
+
     model = checkpoint.elastic
-    if model is None or model.form != "nested":
-        raise ValueError("only a nested model has one set of weights for all levels; convert it")
+    if model is None:
+        raise ValueError(f"a {checkpoint.kind} checkpoint has no budgets to export; convert it")
     if checkpoint.words is None or checkpoint.words.settings is None or not checkpoint.classes:
         raise ValueError(
             "the checkpoint has no tokenizer or no classes, so its file could read no text"
         )
     levels = _levels(model, levels)
+    model = nested_at(model, levels)
     target = this_target() if target is None else target
     if target not in TARGETS:
         raise ValueError(f"a target is one of {', '.join(TARGETS)}, not {target!r}")
+    if scales not in SCALES:
+        raise ValueError(f"scales are {' or '.join(SCALES)}, not {scales!r}")
     texts = list(texts)[:_CALIBRATED]
     if int8 and not texts:
         raise ValueError("int8 needs texts that its scales are taken from")
     words = checkpoint.words
     encoded = words.encode(texts or ["a text to check the file with"])
     batches = [words.pad(encoded[start : start + 32]) for start in range(0, len(encoded), 32)]
-    scales = calibrate_scales(model, batches, levels, bits=TARGETS[target]) if int8 else None
-    graph = build_graph(model, levels, scales=scales)
+    found = calibrate_scales(model, batches, levels, bits=TARGETS[target]) if int8 else None
+    graph = build_graph(model, levels, scales=found, dynamic=scales == "dynamic")
     kept = [model.allocation(level) for level in levels]
     facts: dict[str, Any] = {
         "format": FORMAT,
@@ -79,13 +96,16 @@ def export(
         "length": words.length,
         "precision": "int8" if int8 else "float32",
         "target": target if int8 else None,
+        "scales": scales if int8 else None,
+        "ranges": found and {path: scale.choice for path, scale in found.items()},
         "opset": OPSET,
         "weights": weights_digest(model),
         "task": checkpoint.notes.get("task"),
+        "data": checkpoint.notes.get("data"),
     }
     folder = resolved(Path(folder))
     with holding(folder) as alone:
-        if folder.exists() and not (folder / MANIFEST).exists():
+        if folder.exists() and not is_export(folder):
             raise ValueError(f"{folder} exists and is not an exported model; choose another folder")
         with part_of(folder, alone) as part:
             part.mkdir()
@@ -101,6 +121,51 @@ def export(
             remove(folder)
             part.rename(folder)
     return facts
+
+
+def nested_at(model: Elastic, levels: Sequence[float]) -> Elastic:
+    """The model, or a nested one that keeps the same units at these levels.
+
+    Gates have an order for each budget. Where a level keeps all units of the levels below it, one
+    order gives the same; else one set of weights can't serve them all.
+    """
+    if model.form == "nested":
+        return model
+    bought = [torch.tensor(model.allocation(level).kept) for level in levels]
+    for (low, less), (high, more) in pairwise(zip(levels, bought, strict=True)):
+        swapped = int((less & ~more).sum())
+        if swapped:
+            raise ValueError(
+                f"budget {high:g} switches off {swapped} units that {low:g} keeps, so one set of "
+                "weights can't serve both: only nested models are exported; convert it"
+            )
+    often = torch.stack(bought).sum(0).double() * model.units.shares
+    made = model.nested(often).made_for("nested", model.floor, lowest=levels[0])
+    for level in levels:
+        if _counts(made.allocation(level)) != _counts(model.allocation(level)):
+            raise ValueError(
+                f"no order of units keeps at {level:g} what the gates keep: only nested models are "
+                "exported; convert it"
+            )
+    return made
+
+
+def _counts(kept: Allocation) -> dict[str, dict[str, int]]:
+    """How many units of each site are kept."""
+    return {
+        layer: {kind: len(indices) for kind, indices in of_kind.items()}
+        for layer, of_kind in kept.to_dict().items()
+    }
+
+
+def _check_installed() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+    except ImportError:
+        raise ValueError(
+            "exporting needs onnx and ONNX Runtime: pip install 'apportion[onnx]'"
+        ) from None
 
 
 def this_target() -> str:
@@ -130,23 +195,40 @@ def _check(
     model: Elastic,
     levels: Sequence[float],
     encoded: Sequence[Sequence[int]],
-    words: Any,
+    words: Tokenizer,
     int8: bool,
 ) -> dict[str, Any]:
-    """How the written file answers beside the views, at each level."""
+    """How the written file answers beside the views at each level, and alone beside a batch."""
+    import onnx
+
+    onnx.checker.check_model(str(folder / GRAPH))
     runtime, views = Runtime(folder), Skipping(model)
-    inputs = words.pad(encoded)
-    arrays = {name: values.numpy() for name, values in inputs.items()}
-    differences, agreements = [], []
+    differences, agreements, changed = [], [], []
     for level in levels:
-        found = runtime(**arrays, budget=level)
-        wanted = logits_of(views(**inputs, budget=level)).numpy()
+        wanted = _in_batches(on_arrays(views.at(level)), words, encoded, len(encoded))
+        answer = partial(runtime, budget=level)
+        found = _in_batches(answer, words, encoded, _TOGETHER)
         difference = float(np.abs(found - wanted).max())
         if not np.isfinite(difference) or (not int8 and difference > _DIFFERENCE):
             raise ValueError(
                 f"the graph answers otherwise than the model at {level:g}, by {difference:.2g}: "
                 "please report this architecture"
             )
+        alone = _in_batches(answer, words, encoded, 1)
         differences.append(float(f"{difference:.3g}"))
         agreements.append(float((found.argmax(-1) == wanted.argmax(-1)).mean()))
-    return {"rows": len(encoded), "differences": differences, "agreements": agreements}
+        changed.append(float((found.argmax(-1) != alone.argmax(-1)).mean()))
+    return {
+        "rows": len(encoded),
+        "differences": differences,
+        "agreements": agreements,
+        "changed": changed,  # share of labels that are others alone than in a batch of 32
+    }
+
+
+def _in_batches(
+    model: Answering, words: Tokenizer, encoded: Sequence[Sequence[int]], batch: int
+) -> NDArray[Any]:
+    """Logits of rows in batches, in the order in which they came."""
+    parts = [encoded[start : start + batch] for start in range(0, len(encoded), batch)]
+    return np.concatenate([model(**words.pad_arrays(part)) for part in parts])

@@ -2,9 +2,9 @@
 
 Each site is split into blocks, block i holding the units that level i adds. The first block stands
 in the main graph, every other one behind `If(budget >= level i)`, inside the branch of the one
-before it, so that a small budget passes one condition per site. What blocks return is summed onto
-the residual stream; a branch that is not taken returns a zero that broadcasts. Weights of a block
-stand once.
+before it, so that a small budget passes one condition per site. The norm that ends a site stands
+in every branch, so that no branch has to return a zero for the blocks that it lacks. Weights of a
+block stand once.
 """
 
 from __future__ import annotations
@@ -16,70 +16,57 @@ import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from apportion.elastic.elastic import Elastic
 from apportion.models.sites import Site, find_sites
-from apportion.serving.runtime.quantisation import Scale, quantise_columns
+from apportion.serving.runtime.nodes import CONTRIB, Names, Scope
+from apportion.serving.runtime.rounding import Scale
 from apportion.serving.runtime.skeletons import skeleton_of
 
 OPSET = 17
-CONTRIB = "com.microsoft"  # operators of ONNX Runtime's own
+Given = tuple[str, str, str]  # states, their scale and zero point; no more than states in fp32
+Block = Callable[[Scope, slice], str]  # what some units of a site add
 _SLACK = 1e-6  # a budget of 0.1 + 0.2 pays for 0.3
 
 
 def build_graph(
-    model: Elastic, levels: Sequence[float], *, scales: Mapping[str, Scale] | None = None
+    model: Elastic,
+    levels: Sequence[float],
+    *,
+    scales: Mapping[str, Scale] | None = None,
+    dynamic: bool = False,
 ) -> onnx.ModelProto:
     """The ONNX model of a nested one, at these levels from the smallest up.
 
-    With `scales`, which say where the inputs of each linear layer lie, sites compute in int8.
+    With `scales`, which say where the inputs of each linear layer lie, sites compute in int8. Where
+    they are to be `dynamic`, each call takes its own from what it is given; weights stay as they
+    are.
     """
-    return _Graph(model, levels, scales).build()
-
-
-class _Scope:
-    """Nodes of a graph, or of a branch, in the order in which they are run."""
-
-    def __init__(self, graph: _Graph) -> None:
-        self.graph = graph
-        self.nodes: list[onnx.NodeProto] = []
-
-    def add(self, kind: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """The output of a new node."""
-        name = self.graph.name(kind)
-        given = helper.make_node(kind, list(inputs), [name], name, domain=domain, **attributes)
-        self.nodes.append(given)
-        return name
+    return _Graph(model, levels, scales, dynamic).build()
 
 
 class _Graph:
     def __init__(
-        self, model: Elastic, levels: Sequence[float], scales: Mapping[str, Scale] | None
+        self,
+        model: Elastic,
+        levels: Sequence[float],
+        scales: Mapping[str, Scale] | None,
+        dynamic: bool,
     ) -> None:
-        self.model, self.levels, self.scales = model, levels, scales
+        self.model, self.levels = model, levels
+        self.scales, self.dynamic = scales, dynamic
         self.plain = model.plain().eval()
         self.config: Any = self.plain.config
         self.skeleton = skeleton_of(self.plain)
-        self.initialisers: list[onnx.TensorProto] = []
-        self.names: dict[str, int] = {}
-        self.main = _Scope(self)
+        self.names = Names()
+        self.constant = self.names.constant
+        self.main = Scope(self.names)
         kept = [model.allocation(level) for level in levels]
         self.kept = {
             (site.layer, site.kind): [len(one.indices(site.layer, site.kind)) for one in kept]
             for site in find_sites(self.plain, model.kinds, model.block)
         }
-
-    def name(self, kind: str) -> str:
-        """A name that no other node or initialiser has."""
-        self.names[kind] = self.names.get(kind, 0) + 1
-        return f"{kind}_{self.names[kind]}"
-
-    def constant(self, values: NDArray[Any] | np.generic, kind: str = "constant") -> str:
-        """The name of an initialiser; all of them stand in the main graph, seen by every branch."""
-        name = self.name(kind)
-        self.initialisers.append(numpy_helper.from_array(np.asarray(values, order="C"), name))
-        return name
 
     def weights(self, path: str) -> tuple[NDArray[Any], NDArray[Any]]:
         """Matrix [inputs, outputs] and bias of a linear layer, or scale and shift of a norm."""
@@ -94,7 +81,6 @@ class _Graph:
             main.add("GreaterOrEqual", "budget", self.constant(np.float32(level - _SLACK)))
             for level in self.levels[1:]
         ]
-        self.zero = self.constant(np.zeros((1, 1, 1), np.float32), "zero")
         self.first = self.constant(np.array([0], np.int64), "first")
         self.mask = main.add("Cast", "attention_mask", to=TensorProto.INT32)
         states = self.embeddings()
@@ -111,8 +97,7 @@ class _Graph:
             weight, bias = self.weights(path)
             states = main.add("Gemm", states, self.constant(weight), self.constant(bias))
             if follows:
-                domain = CONTRIB if follows == "Gelu" else ""
-                states = main.add(follows, states, domain=domain)
+                states = main.add(follows, states)
         main.nodes[-1].output[0] = "logits"
         return self.finish()
 
@@ -126,7 +111,7 @@ class _Graph:
         classes = int(self.config.num_labels)
         logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", classes])
         graph = helper.make_graph(
-            self.main.nodes, "apportion", inputs, [logits], initializer=self.initialisers
+            self.main.nodes, "apportion", inputs, [logits], initializer=self.names.constants
         )
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
         made = helper.make_model(graph, opset_imports=opsets, producer_name="apportion")
@@ -184,43 +169,40 @@ class _Graph:
 
     def attention(self, site: Site, states: str, last: bool) -> str:
         """A layer's attention, its sum with the residual stream, and the norm of that."""
-        given = self.quantised(self.main, site.inputs[0], states)
+        path = site.inputs[0]
+        given = self.quantised(self.main, path, states)
+        over = self.factors(site.output)
 
-        def block(scope: _Scope, units: slice) -> str:
+        def block(scope: Scope, units: slice) -> str:
             columns = slice(units.start * site.width, units.stop * site.width)
-            parts = [self.weights(path) for path in site.inputs]
+            parts = [self.weights(one) for one in site.inputs]
+            # What the output projection's inputs are divided by, values are divided by before.
+            parts[2] = (parts[2][0] / over, parts[2][1] / over)
             weight = np.concatenate([matrix[:, columns] for matrix, _ in parts], axis=1)
             bias = self.constant(np.concatenate([shift[columns] for _, shift in parts]))
             heads = units.stop - units.start
             if self.scales is None:
-                mixed = scope.add(
-                    "Attention",
-                    given,
-                    self.constant(weight, "attention"),
-                    bias,
-                    self.mask,
-                    domain=CONTRIB,
-                    num_heads=heads,
-                )
+                whole = self.constant(weight, "attention")
+                mixed = scope.add("Attention", given[0], whole, bias, self.mask, num_heads=heads)
             else:
-                matrix, sizes = quantise_columns(weight, self.scales[site.inputs[0]].bits)
-                scale, zero = self.scale(site.inputs[0])
+                matrix, sizes = self.scales[path].weights(weight, slice(None))
                 mixed = scope.add(
                     "QAttention",
-                    given,
+                    given[0],
                     self.constant(matrix, "attention"),
                     bias,
-                    scale,
+                    given[1],
                     self.constant(sizes),
                     self.mask,
-                    zero,
+                    given[2],
                     self.constant(np.zeros_like(matrix[0])),
-                    domain=CONTRIB,
                     num_heads=heads,
                 )
             if last:
                 mixed = scope.add("Gather", mixed, self.first, axis=1)
-            return self.linear(scope, site.output, mixed, columns)
+            return self.product(
+                scope, site.output, self.rounded(scope, site.output, mixed), columns
+            )
 
         if last:
             states = self.main.add("Gather", states, self.first, axis=1)
@@ -228,18 +210,19 @@ class _Graph:
 
     def feedforward(self, site: Site, states: str) -> str:
         """A layer's feed-forward network, summed with the residual stream, and normed."""
-        given = self.quantised(self.main, site.inputs[0], states)
-        weight, bias = self.weights(site.inputs[0])
+        path = site.inputs[0]
+        given = self.quantised(self.main, path, states)
+        bias = self.weights(path)[1]
 
-        def block(scope: _Scope, units: slice) -> str:
+        def block(scope: Scope, units: slice) -> str:
             columns = slice(units.start * site.width, units.stop * site.width)
-            wide = self.product(scope, site.inputs[0], given, weight[:, columns])
+            wide = self.product(scope, path, given, slice(None), columns)
             shift = self.constant(bias[columns])
             if self.activation == "BiasGelu":
-                wide = scope.add("BiasGelu", wide, shift, domain=CONTRIB)
+                wide = scope.add("BiasGelu", wide, shift)
             else:
                 wide = scope.add(self.activation, scope.add("Add", wide, shift))
-            return self.linear(scope, site.output, wide, columns)
+            return self.product(scope, site.output, self.rounded(scope, site.output, wide), columns)
 
         return self.sum(site, block, states, self.skeleton.output_norm)
 
@@ -254,90 +237,89 @@ class _Graph:
             )
         return known[name]
 
-    def linear(self, scope: _Scope, path: str, given: str, columns: slice) -> str:
-        """Some columns of an output projection, without its bias."""
-        weight, _ = self.weights(path)
-        return self.product(scope, path, self.quantised(scope, path, given), weight[columns])
-
-    def product(self, scope: _Scope, path: str, given: str, weight: NDArray[Any]) -> str:
-        """Given states times a weight: in int8 if there are scales."""
+    def product(
+        self,
+        scope: Scope,
+        path: str,
+        given: Given,
+        rows: slice,
+        columns: slice = slice(None),
+    ) -> str:
+        """Given states times some rows and columns of a weight: in int8 if there are scales."""
+        weight = self.weights(path)[0][rows, columns]
         if self.scales is None:
-            return scope.add("MatMul", given, self.constant(weight, "weight"))
-        matrix, sizes = quantise_columns(weight, self.scales[path].bits)
-        scale, zero = self.scale(path)
-        return scope.add(
-            "MatMulIntegerToFloat",
-            given,
-            self.constant(matrix, "weight"),
-            scale,
-            self.constant(sizes),
-            zero,
-            domain=CONTRIB,
-        )
+            return scope.add("MatMul", given[0], self.constant(weight, "weight"))
+        matrix, sizes = self.scales[path].weights(weight, rows)
+        rounded, by = self.constant(matrix, "weight"), self.constant(sizes)
+        return scope.add("MatMulIntegerToFloat", given[0], rounded, given[1], by, given[2])
 
-    def quantised(self, scope: _Scope, path: str, states: str) -> str:
-        """States as the linear layer at a path takes them."""
+    def quantised(self, scope: Scope, path: str, states: str) -> Given:
+        """States after a norm as the linear layer at a path takes them."""
+        factors = self.factors(path)
+        if np.ndim(factors):
+            states = scope.add("Mul", states, self.constant(1.0 / factors))
+        return self.rounded(scope, path, states)
+
+    def rounded(self, scope: Scope, path: str, states: str) -> Given:
+        """States by a scale and a zero point, if a linear layer takes them so."""
         if self.scales is None:
-            return states
-        return scope.add("QuantizeLinear", states, *self.scale(path))
-
-    def scale(self, path: str) -> tuple[str, str]:
-        """Scale and zero point of what a linear layer is given."""
-        assert self.scales is not None
+            return states, "", ""
+        if self.dynamic:
+            given = scope.add_several("DynamicQuantizeLinear", states, outputs=3)
+            return given[0], given[1], given[2]
         found = self.scales[path]
-        return self.constant(np.float32(found.size)), self.constant(np.uint8(found.zero))
+        size, zero = self.constant(np.float32(found.size)), self.constant(np.uint8(found.zero))
+        return scope.add("QuantizeLinear", states, size, zero), size, zero
 
-    def sum(self, site: Site, block: Callable[[_Scope, slice], str], states: str, norm: str) -> str:
+    def factors(self, path: str) -> NDArray[Any] | np.float32:
+        """What the channels before a linear layer are divided by."""
+        found = None if self.scales is None else self.scales[path].factors
+        return np.float32(1.0) if found is None else found
+
+    def sum(self, site: Site, block: Block, states: str, norm: str) -> str:
         """The blocks that the budget pays for, summed with the residual stream, and normed."""
         kept = self.kept.get((site.layer, site.kind), [site.count] * len(self.levels))
         layer = site.output.split(f".{site.layer}.")[0] + f".{site.layer}."
         scale, shift = (self.constant(values) for values in self.weights(layer + norm))
         bias = self.constant(self.weights(site.output)[1])
         epsilon = float(self.plain.get_submodule(layer + norm).eps)  # type: ignore[arg-type]
-        more = self.branch(self.main, kept, block, 1)
-        if kept[0]:
-            total = block(self.main, slice(0, kept[0]))
-            total = self.main.add("Add", total, more) if more else total
-            return self.main.add(
-                "SkipLayerNormalization",
-                total,
-                states,
-                scale,
-                shift,
-                bias,
-                domain=CONTRIB,
-                epsilon=epsilon,
-            )
-        total = self.main.add("Add", states, more) if more else states
-        total = self.main.add("Add", total, bias)
-        return self.main.add("LayerNormalization", total, scale, shift, axis=-1, epsilon=epsilon)
 
-    def branch(
-        self, scope: _Scope, kept: Sequence[int], block: Callable[[_Scope, slice], str], level: int
-    ) -> str | None:
-        """What the blocks from a level on add, each inside the branch of the one before it."""
-        while level < len(kept) and kept[level] == kept[level - 1]:
-            level += 1
-        if level == len(kept):
-            return None
-        inside = _Scope(self)
-        total = block(inside, slice(kept[level - 1], kept[level]))
-        more = self.branch(inside, kept, block, level + 1)
-        if more:
-            total = inside.add("Add", total, more)
-        nothing = _Scope(self)
-        unused = nothing.add("Identity", self.zero)
+        def finish(scope: Scope, total: str | None) -> str:
+            if total is None:
+                alone = scope.add("Add", states, bias)
+                return scope.add(
+                    "LayerNormalization", alone, scale, shift, axis=-1, epsilon=epsilon
+                )
+            return scope.add(
+                "SkipLayerNormalization", total, states, scale, shift, bias, epsilon=epsilon
+            )
+
+        return self.pay(self.main, kept, block, finish)
+
+    def pay(
+        self,
+        scope: Scope,
+        kept: Sequence[int],
+        block: Block,
+        finish: Callable[[Scope, str | None], str],
+        level: int = 0,
+        total: str | None = None,
+    ) -> str:
+        """A level's block on top of a total, then those of higher levels that the budget pays."""
+        before = kept[level - 1] if level else 0
+        if kept[level] > before:
+            added = block(scope, slice(before, kept[level]))
+            total = added if total is None else scope.add("Add", total, added)
+        higher = [one for one in range(level + 1, len(kept)) if kept[one] > kept[level]]
+        if not higher:
+            return finish(scope, total)
+        more, enough = Scope(self.names), Scope(self.names)
         return scope.add(
             "If",
-            self.conditions[level - 1],
-            then_branch=_branch_of(inside, total),
-            else_branch=_branch_of(nothing, unused),
+            self.conditions[higher[0] - 1],
+            then_branch=more.branch(self.pay(more, kept, block, finish, higher[0], total)),
+            else_branch=enough.branch(finish(enough, total)),
         )
-
-
-def _branch_of(scope: _Scope, output: str) -> onnx.GraphProto:
-    states = helper.make_tensor_value_info(output, TensorProto.FLOAT, None)
-    return helper.make_graph(scope.nodes, scope.graph.name("branch"), [], [states])
 
 
 def _matrix(weight: torch.Tensor) -> NDArray[Any]:
