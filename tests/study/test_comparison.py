@@ -127,6 +127,7 @@ def test_tables_show_what_the_records_say_and_goals_what_was_reached(home, measu
     tables = {table.name: table for table in comparison_tables(plan, measured)}
     assert set(tables) == {
         "goals",
+        "summary",
         "speed-some-texts-1",
         "beside-int8-some-texts-1",
         "answers-some-texts",
@@ -136,8 +137,12 @@ def test_tables_show_what_the_records_say_and_goals_what_was_reached(home, measu
     assert [row[-1] for row in tables["goals"].rows] == ["yes", "yes", "another page"]
     speed = tables["speed-some-texts-1"]
     assert speed.columns == ("way", "level", "accuracy, %", "2 x 8")
-    assert len(speed.rows) == 1 + 3 * len(subject.files.levels) and speed.rows[0][0] == "torch eager"
+    assert len(speed.rows) == 1 + 3 * len(subject.files.levels)
+    assert speed.rows[0][0] == "torch eager"
     assert speed.rows[0][3].endswith(" ms, 1.00x (1.00 – 1.00)")
+    summary = tables["summary"]
+    assert summary.columns == ("way", "level", "Some Texts, %", "2 x 8")
+    assert summary.rows[0][-1] == "1.0x" and len(summary.rows) == 1 + 3 * 3  # 1, 0.5 and 0.25
     assert tables["memory-some-texts"].rows == ()
 
 
@@ -224,6 +229,7 @@ def test_other_data_than_the_subjects_is_refused(home, capsys, tmp_path):
 def test_the_command_measures_every_arm_once_and_fills_the_page(home, capsys, monkeypatch):
     """Also in a run that is started again: what has its records is not measured twice."""
     place, subject = home
+    monkeypatch.setenv("PATH", "")  # so there is no compiler, and one arm less
     file, results = place / "small.toml", place / "results" / "small.jsonl"
     words = ("run", str(file), "--model", str(place / "checkpoint"), "--runs", str(place / "runs"))
     code, _, said = run(capsys, *words, "--json")
@@ -236,6 +242,7 @@ def test_the_command_measures_every_arm_once_and_fills_the_page(home, capsys, mo
     left_out = {line["arm"] for line in have if line["kind"] == "peer_left_out"}
     timed = {line["arm"] for line in have if line["kind"] == "peer_latency"}
     assert timed | left_out == {peer.name for peer in PEERS}
+    assert "torch-compiled" in left_out and {"torch", "file-int8"} <= timed
     served = {r["served"]: r for r in have if r["kind"] == "peer_memory"}
     assert served["one-session-per-level"]["sessions"] == len(subject.files.levels)
     assert served["file-int8"]["file_bytes"] < served["file"]["file_bytes"]

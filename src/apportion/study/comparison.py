@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -86,6 +87,11 @@ class Comparison:
     grouped_repeats: int = 7
     batch: int = 32
     goals: tuple[Goal, ...] = ()
+
+    @property
+    def smallest(self) -> str:
+        """The shape with the fewest tokens in a call."""
+        return min(self.shapes, key=lambda shape: prod(size_of(shape)))
 
     @property
     def timed(self) -> tuple[str, ...]:
@@ -186,14 +192,13 @@ def _parts(
     plan: Comparison, subject: Subject, watch: Callable[[str, int, int], None] | None
 ) -> list[Part]:
     own = {"subject": subject.name, "weights": subject.weights}
-    smallest = min(plan.shapes, key=lambda shape: _size(shape)[0] * _size(shape)[1])
     parts = [
         Part("answers", "peer_answers", lambda: measure_answers(subject, batch=plan.batch), own),
         Part("memory", "peer_memory", lambda: measure_memory(subject), own),
         Part(
             "switching",
             "peer_switching",
-            lambda: measure_switching(subject, _size(smallest), repeats=plan.repeats),
+            lambda: measure_switching(subject, size_of(plan.smallest), repeats=plan.repeats),
             own,
         ),
         Part(
@@ -233,7 +238,7 @@ def _timing(
     calls = subject.grouped(plan.grouped_rows, plan.batch) if grouped else None
     return lambda: measure_times(
         subject,
-        calls or [subject.filled(*_size(shape))],
+        calls or [subject.filled(*size_of(shape))],
         shape=shape,
         threads=threads,
         repeats=plan.grouped_repeats if grouped else plan.repeats,
@@ -242,7 +247,8 @@ def _timing(
     )
 
 
-def _size(shape: str) -> tuple[int, int]:
+def size_of(shape: str) -> tuple[int, int]:
+    """Rows and tokens of a shape."""
     rows, tokens = shape.split(" x ")
     return int(rows), int(tokens)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -248,6 +249,7 @@ def measure_times(
             rows=rows,
             tokens=round(tokens, 1),
             threads=threads,
+            waiting=os.environ.get("OMP_WAIT_POLICY", "default").lower(),
             repeats=repeats,
             median_ms=round(float(np.median(times[f"{name} {level:g}"])), 4),
             over=over[f"{name} {level:g}"],

@@ -33,6 +33,7 @@ class PeerLatencyRecord(ComparedRecord):
     rows: Annotated[int, "rows in all calls of a repeat"]
     tokens: Annotated[float, "mean tokens per row, padding included"]
     threads: Annotated[int, "threads of each arm"]
+    waiting: Annotated[str, "how torch's idle threads wait: `OMP_WAIT_POLICY`, or `default`"]
     repeats: Annotated[int, "repeats behind each median"]
     median_ms: Annotated[float, "milliseconds for all calls of a repeat, median"]
     over: Annotated[

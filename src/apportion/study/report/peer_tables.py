@@ -20,6 +20,7 @@ _SERVED = {
     "file-int8": "one file, all levels, int8",
     "one-session-per-level": "one session per level, int8",
 }
+_SUMMARISED = (0.125, 0.25, 0.5, 1.0)
 _HOW_TIMED = (
     "Milliseconds are medians for all calls of a repeat; a ratio is the median of paired ratios "
     "with its 95 % interval. Arms take turns call by call, and idle threads of ONNX Runtime do not "
@@ -31,7 +32,7 @@ Record = Mapping[str, Any]
 def comparison_tables(plan: Comparison, records: Records) -> list[Table]:
     """Every table of a comparison; those that have no records yet are empty."""
     newest = _newest(records)
-    tables = [peer_goal_table(plan, newest)]
+    tables = [peer_goal_table(plan, newest), _summary_table(plan, newest)]
     for subject in plan.subjects:
         own = [r for r in newest if r["subject"] == subject]
         name = subject.lower().replace(" ", "-")
@@ -61,6 +62,42 @@ def _newest(records: Records) -> list[Record]:
             names = ("kind", "subject", "arm", "level", "shape", "threads", "served")
             found[tuple(r.get(name) for name in names)] = r
     return list(found.values())
+
+
+def _summary_table(plan: Comparison, records: Records) -> Table:
+    """Every way at a few levels, one thread: how right, and how fast at two shapes."""
+    shapes = tuple(dict.fromkeys((plan.shapes[0], plan.smallest)))
+    timed = {
+        (r["subject"], r["arm"], r["level"], r["shape"]): r["over"]
+        for r in of_kind(records, "peer_latency")
+        if r["threads"] == plan.threads[0]
+    }
+    right = {
+        (r["subject"], r["arm"], r["level"]): f"{100 * r['accuracy']:.1f}"
+        for r in of_kind(records, "peer_answers")
+    }
+    rows = []
+    for arm, level in _in_order({(arm, level) for _, arm, level, _ in timed}):
+        if level not in _SUMMARISED:
+            continue
+        ratios = [[timed.get((one, arm, level, s), {}) for one in plan.subjects] for s in shapes]
+        rows.append(
+            (
+                NAMED[arm].words,
+                asked(level),
+                *(right.get((one, arm, level), "–") for one in plan.subjects),
+                *(
+                    " / ".join(f"{over['torch'][0]:.1f}x" if over else "–" for over in of_shape)
+                    for of_shape in ratios
+                ),
+            )
+        )
+    columns = ("way", "level", *(f"{one}, %" for one in plan.subjects), *shapes)
+    note = (
+        f"Accuracy on test rows, and speed over torch eager ({' / '.join(plan.subjects)}), "
+        f"{plan.threads[0]} thread. {measured_on(records)}"
+    )
+    return Table("summary", "Ways to run a checkpoint", columns, tuple(rows), note)
 
 
 def _speed_table(plan: Comparison, records: Records, name: str, title: str) -> Table:
