@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -197,9 +198,7 @@ def _onnxruntime(path: Path, setting: Setting) -> Answering:
 
 def _openvino(path: Path, setting: Setting) -> Answering:
     """A file as a function of arrays; without the hint, it would compute in bf16 where it can."""
-    import openvino
-
-    core = openvino.Core()
+    core = import_module("openvino").Core()  # by name, as it comes without types
     options = {
         "INFERENCE_PRECISION_HINT": "f32",
         "INFERENCE_NUM_THREADS": setting.threads,

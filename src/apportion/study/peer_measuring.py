@@ -88,7 +88,8 @@ def measure_answers(
     """What each arm answers to all test rows; and why the arms that are missing are."""
     built = build_peers(subject.files, Setting(subject.threads), names=names)
     encoded, labels = subject.encoded(), subject.task.test.labels.numpy()
-    logits, found = {}, list[ComparedRecord]()
+    logits: dict[tuple[str, float], NDArray[np.float32]] = {}
+    found: list[ComparedRecord] = []
     with using_threads(subject.threads):
         for (name, level), answer in built.arms.items():
             peer = NAMED[name]
@@ -263,10 +264,17 @@ def _joules(
     arms: Mapping[str, Sequence[Callable[[], object]]], rows: int, threads: int
 ) -> dict[str, float]:
     """Joules per row of each arm; none where the machine's counters can't be read."""
-    found = {}
-    for arm, calls in arms.items() if read_counters() else ():
-        with using_threads(threads):
-            joules = joules_per_call(lambda calls=calls: [call() for call in calls])  # type: ignore[misc]
-        if joules is not None:
-            found[arm] = round(joules / rows, 6)
+    found: dict[str, float] = {}
+    if not read_counters():
+        return found
+    with using_threads(threads):
+        for arm, calls in arms.items():
+            joules = joules_per_call(partial(_run_all, calls))
+            if joules is not None:
+                found[arm] = round(joules / rows, 6)
     return found
+
+
+def _run_all(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()

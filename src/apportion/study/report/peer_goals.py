@@ -44,12 +44,13 @@ def _ratio(goal: Goal, records: Records) -> list[float] | None:
     where = (goal.arm, goal.level or 1.0, goal.shape, goal.threads)
     names = ("arm", "level", "shape", "threads")
     found = [r for r in of_kind(records, "peer_latency") if tuple(r[n] for n in names) == where]
-    return found[0]["over"].get(goal.over) if found else None
+    ratio: list[float] | None = found[0]["over"].get(goal.over) if found else None
+    return ratio
 
 
 def _speedup(goal: Goal, records: Records) -> Reached | None:
     ratio = _ratio(goal, records)
-    return ratio and Reached(*ratio)
+    return Reached(*ratio) if ratio else None
 
 
 def _slower(goal: Goal, records: Records) -> Reached | None:
@@ -58,6 +59,13 @@ def _slower(goal: Goal, records: Records) -> Reached | None:
         return None
     value, low, high = (100 * (1 / one - 1) for one in ratio)
     return Reached(value, high, low)
+
+
+_STATISTICS: dict[str, Callable[[list[float]], float]] = {
+    "mean": statistics.mean,
+    "lowest": min,
+    "highest": max,
+}
 
 
 def _of_answers(value: Callable[[Record, Records], float | None]) -> Callable[..., Reached | None]:
@@ -70,9 +78,7 @@ def _of_answers(value: Callable[[Record, Records], float | None]) -> Callable[..
         known = [one for one in values if one is not None]
         if not known or len(known) < len(values):
             return None
-        return Reached(
-            {"mean": statistics.mean, "lowest": min, "highest": max}[goal.statistic](known)
-        )
+        return Reached(_STATISTICS[goal.statistic](known))
 
     return read
 
@@ -86,7 +92,7 @@ def _lost(record: Record, records: Records) -> float | None:
         for r in of_kind(records, "peer_answers")
         if (r["arm"], r["level"]) == (record["beside"], level)
     ]
-    return 100 * (beside[0]["accuracy"] - record["accuracy"]) if beside else None
+    return 100 * float(beside[0]["accuracy"] - record["accuracy"]) if beside else None
 
 
 def _bytes(name: str) -> Callable[[Goal, Records], Reached | None]:
