@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import apportion.study.certificate_records  # noqa: F401 - makes its kinds known
-from apportion.study.records import KINDS, Record, TracedRecord
+from apportion.study.peer_records import ComparedRecord
+from apportion.study.records import KINDS, Line, Record, TracedRecord
 
 PAGE = Path(__file__).parent / "records.md"
 _START = (
     "# Records\n"
     "One JSON object per line, appended in one write when a stage is done. `make docs` writes this "
-    "page from the dataclasses in [`study.records`](../src/apportion/study/records.py#L1); "
+    "page from the dataclasses in [`study.records`](../src/apportion/study/records.py#L1) and "
+    "[`study.peer_records`](../src/apportion/study/peer_records.py#L1); "
     "`records.read` returns the lines as they are, and `records.record_of` makes one a value of "
     "its kind.\n\n"
     "Where a point was measured twice, the tables show the newest. A field that is marked with `?` "
@@ -41,26 +43,30 @@ _JSON = {
 
 def page() -> str:
     """The whole page."""
-    shared = [
-        _section("Every record", Record, fields(Record)),
+    of_stages = [kind for kind in KINDS.values() if not issubclass(kind, ComparedRecord)]
+    compared = [kind for kind in KINDS.values() if issubclass(kind, ComparedRecord)]
+    sections = [
+        _section("Every record of a stage", Record, fields(Record)),
         _section("Provenance", TracedRecord, _own(TracedRecord, Record)),
+        *map(_section_of_kind, of_stages),
+        _section("Every record of a comparison", ComparedRecord, fields(ComparedRecord)),
+        *map(_section_of_kind, compared),
     ]
-    return "\n".join([_START, *shared, *map(_section_of_kind, KINDS.values())])
+    return "\n".join([_START, *sections])
 
 
-def _section_of_kind(kind: type[Record]) -> str:
-    traced = issubclass(kind, TracedRecord)
-    above = TracedRecord if traced else Record
-    more = " With its provenance." if traced else ""
+def _section_of_kind(kind: type[Line]) -> str:
+    above = next(one for one in (ComparedRecord, TracedRecord, Record) if issubclass(kind, one))
+    more = " With its provenance." if above is TracedRecord else ""
     return _section(f"`{kind.kind}`", kind, _own(kind, above), more)
 
 
-def _own(kind: type[Record], above: type[Record]) -> list[Field[Any]]:
+def _own(kind: type[Line], above: type[Line]) -> list[Field[Any]]:
     known = {field.name for field in fields(above)}
     return [field for field in fields(kind) if field.name not in known]
 
 
-def _section(title: str, kind: type[Record], shown: Sequence[Field[Any]], more: str = "") -> str:
+def _section(title: str, kind: type[Line], shown: Sequence[Field[Any]], more: str = "") -> str:
     hints = get_type_hints(kind, include_extras=True)
     rows = []
     for field in shown:

@@ -15,6 +15,7 @@ from apportion.cli import app
 from apportion.cli.running import results_of
 from apportion.study import records
 from apportion.study.answers import read_answers
+from apportion.study.comparison import is_comparison, read_comparison
 from apportion.study.driver.local_driver import unfinished
 from apportion.study.experiment import current, read_experiment
 from apportion.study.paper import read_plan
@@ -22,13 +23,16 @@ from apportion.study.planning import Settings, plan_reruns
 from apportion.study.report.markdown import fill
 from apportion.study.report.paper_page import PaperReport, markdown
 from apportion.study.report.paper_tables import sections_of
+from apportion.study.report.peer_tables import comparison_tables
 from apportion.study.report.study_tables import study_tables
 
 HOME = Path(__file__).parent.parent
 PAGES = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
 README = (HOME / "README.md").read_text(encoding="utf-8")
 PLAN = HOME / "experiments" / "paper.toml"
-FILES = sorted(set((HOME / "experiments").glob("*.toml")) - {PLAN})
+EVERY = sorted(set((HOME / "experiments").glob("*.toml")) - {PLAN})
+COMPARISONS = [file for file in EVERY if is_comparison(file)]  # whose tables may still be empty
+FILES = [file for file in EVERY if file not in COMPARISONS]
 STUDIES = [file for file in FILES if results_of(file).exists()]  # those that were run
 
 
@@ -44,10 +48,22 @@ def test_every_table_is_the_one_that_the_records_give(file):
         assert fill(pages[page], plan.name, tables) == pages[page], "run `make docs`"
 
 
+@pytest.mark.parametrize("file", COMPARISONS, ids=lambda file: file.stem)
+def test_every_table_of_a_comparison_is_the_one_that_the_records_give(file):
+    plan = read_comparison(file)
+    tables = comparison_tables(plan, records.read(results_of(file)))
+    pages = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    marked = [page for page, text in pages.items() if f"<!-- table: {plan.name}/" in text]
+    assert marked, "no page shows this comparison"
+    for page in marked:
+        assert fill(pages[page], plan.name, tables) == pages[page], "run `make docs`"
+
+
 def test_every_marked_table_is_of_a_study_that_exists():
+    compared = {read_comparison(file).name for file in COMPARISONS}
     for page in PAGES:
         named = re.findall(r"<!-- table: ([\w-]+)/", page.read_text(encoding="utf-8"))
-        assert set(named) <= {"paper", *(read_experiment(file).name for file in STUDIES)}
+        assert set(named) <= {"paper", *compared, *(read_experiment(f).name for f in STUDIES)}
 
 
 @pytest.mark.slow

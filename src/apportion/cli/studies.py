@@ -22,7 +22,11 @@ def run(
     ] = None,
     weights: Annotated[
         Path | None,
-        typer.Option("--model", help="Folder of its pretrained model, if not where the file says."),
+        typer.Option(
+            "--model",
+            help="Folder of its pretrained model, if not where the file says; the checkpoint that "
+            "a comparison of runtimes is of.",
+        ),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Stages to run side by side, one process each.")] = 1,
     seeds: Annotated[
@@ -49,16 +53,25 @@ def run(
 
     Records go to results/NAME.jsonl beside the file. A stage whose records are there is not run
     again; a killed run goes on where it was. With --engine ray, stages are tasks of Ray, which
-    need files that every machine of the cluster sees; records are the same.
+    need files that every machine of the cluster sees; records are the same. A file that compares
+    runtimes trains nothing: it is run for one checkpoint after the other.
     """
     from apportion.cli.ray_jobs import check_engine
     from apportion.cli.running import results_of, run_plan
     from apportion.study.answers import read_answers
+    from apportion.study.comparison import is_comparison
     from apportion.study.experiment import read_experiment
     from apportion.study.report.budget_tables import budget_table
     from apportion.study.report.claim_tables import goal_table
     from apportion.study.report.terminal import show
 
+    if is_comparison(file):
+        if weights is None or seeds is not None or jobs != 1:
+            raise ValueError(
+                f"{file.name} compares runtimes: it takes --model CHECKPOINT, no --seeds or --jobs"
+            )
+        _compare(file, weights, data=data, runs=runs, as_json=as_json)
+        return
     plan = read_experiment(file, data, weights).of_seeds(seeds)
     if check_engine(engine, address) and jobs != 1:
         raise ValueError("--jobs is for --engine local; Ray runs as many stages as it has CPUs")
@@ -91,13 +104,22 @@ def report(
     from apportion.files import write_text
     from apportion.study import experiment, records
     from apportion.study.answers import read_answers
+    from apportion.study.comparison import is_comparison, read_comparison
     from apportion.study.report.figures import study_figures
     from apportion.study.report.markdown import fill_files
     from apportion.study.report.page import write_page
+    from apportion.study.report.peer_tables import comparison_tables
     from apportion.study.report.study_tables import study_tables
     from apportion.study.report.terminal import show
 
     file = file / "experiment.toml" if file.is_dir() else file
+    if is_comparison(file):
+        comparison = read_comparison(file)
+        tables = comparison_tables(comparison, records.read(results_of(file)))
+        fill_files(into or (), comparison.name, tables)
+        show([table for table in tables if table.rows], as_json)
+        err.print("a comparison of runtimes has tables alone, no page", highlight=False)
+        return
     plan = experiment.read_experiment(file)
     have = experiment.current(plan, records.read(results_of(file)))
     where = page or file.with_name("report.html")
@@ -110,3 +132,29 @@ def report(
             write_text(figures / f"{plan.name}-{picture.name}.svg", picture.svg())
     show(tables, as_json)
     err.print(f"report: {where}", highlight=False)
+
+
+def _compare(
+    file: Path, checkpoint: Path, *, data: Path | None, runs: Path | None, as_json: bool
+) -> None:
+    """Runs a comparison of runtimes for one checkpoint, and shows its tables."""
+    from apportion.cli.running import results_of
+    from apportion.study.comparison import read_comparison, run_comparison
+    from apportion.study.report.peer_tables import comparison_tables
+    from apportion.study.report.terminal import show
+
+    plan = read_comparison(file)
+
+    def watch(part: str, done: int, total: int) -> None:
+        if not done or done == total:
+            err.print(f"{part}: {'begun' if not done else 'timed'}", highlight=False)
+
+    have = run_comparison(
+        plan,
+        checkpoint,
+        data=data,
+        work=runs or Path("runs") / plan.name,
+        results=results_of(file),
+        watch=watch,
+    )
+    show([table for table in comparison_tables(plan, have) if table.rows], as_json)

@@ -60,11 +60,11 @@ def measure(
     of them. Where calls return before their work is done, as on a GPU, `wait` returns when it is.
     Don't measure while something else is running.
     """
-    times = _take_times(arms, repeats, warmup, threads, progress, wait)
-    return _compare(times, next(iter(times)), threads)
+    times = take_times(arms, repeats, warmup, threads, progress, wait)
+    return compare_times(times, next(iter(times)), threads)
 
 
-def _take_times(
+def take_times(
     arms: Mapping[str, Arm | Sequence[Arm]],
     repeats: int,
     warmup: int,
@@ -100,7 +100,7 @@ def _take_times(
     return times
 
 
-def _compare(times: Mapping[str, list[float]], reference: str, threads: int) -> list[Latency]:
+def compare_times(times: Mapping[str, list[float]], reference: str, threads: int) -> list[Latency]:
     """Each arm beside the reference."""
     results = []
     for name, own in times.items():
@@ -232,11 +232,11 @@ def time_arms(
     }
     kind = torch.device(device).type
     wait = None if kind == "cpu" else partial(torch.accelerator.synchronize, torch.device(device))
-    times = _take_times(named, repeats, warmup, threads, progress, wait)
-    results = _compare(times, "dense 1", threads)
+    times = take_times(named, repeats, warmup, threads, progress, wait)
+    results = compare_times(times, "dense 1", threads)
     over_fused: dict[tuple[str, float], dict[str, Any]] = {}
     if FUSED in arms:
-        beside = zip(arms, _compare(times, "fused 1", threads), strict=True)
+        beside = zip(arms, compare_times(times, "fused 1", threads), strict=True)
         over_fused = {arm: {"over_fused": _ratios(result)} for arm, result in beside}
     computes = {arm: timed.computes for arm, timed in arms.items()}
     plain = computes["dense", 1.0]

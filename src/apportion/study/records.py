@@ -19,20 +19,15 @@ import torch
 
 from apportion.files import check
 
-KINDS: dict[str, type[Record]] = {}  # by the word that a line has for its kind
+KINDS: dict[str, type[Line]] = {}  # by the word that a line has for its kind
 ABSENT: Any = object()  # of a field that a record does not have; null would say something else
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
-    """What every record says of where it belongs."""
+class Line:
+    """A value of some kind that is written as one line."""
 
     kind: ClassVar[str]
-    stage: Annotated[str, "key of the stage; leads to the provenance in its `stage` record"]
-    method: Annotated[str, "as the experiment file calls it"]
-    data_seed: Annotated[int, "seed of the rows"]
-    seed: Annotated[int, "seed of the model and its training"]
-    only: Annotated[float | None, "the one budget of a specialist"]
 
     def __init_subclass__(cls) -> None:
         if "kind" in vars(cls):
@@ -42,6 +37,17 @@ class Record:
         """The record as its line has it, without what it does not have."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"kind": self.kind, **{k: v for k, v in values.items() if v is not ABSENT}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Line):
+    """What every record of a stage says of where it belongs."""
+
+    stage: Annotated[str, "key of the stage; leads to the provenance in its `stage` record"]
+    method: Annotated[str, "as the experiment file calls it"]
+    data_seed: Annotated[int, "seed of the rows"]
+    seed: Annotated[int, "seed of the model and its training"]
+    only: Annotated[float | None, "the one budget of a specialist"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +248,7 @@ class TimingRecord(TracedRecord):
     seconds: Annotated[float, "the timing took"]
 
 
-def record_of(line: Mapping[str, Any]) -> Record:
+def record_of(line: Mapping[str, Any]) -> Line:
     """The record that a line holds; an unknown kind or field is an error that names it."""
     kind = KINDS.get(line.get("kind", ""))
     if kind is None:

@@ -46,17 +46,7 @@ class FileEngine:
         onnxruntime = _onnxruntime()
         self.facts = read_export(folder)
         check_files(self.facts, folder)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        # Threads that wait would spin, and take the processor from whoever has work.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 4  # what goes wrong is raised, and said once
-        try:
-            self._session = onnxruntime.InferenceSession(
-                str(folder / GRAPH), options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:  # the library's own, of many kinds
-            raise ValueError(f"{folder / GRAPH} can't be run: {first_line(error)}") from None
+        self._session = open_session(folder / GRAPH, threads)
         self._inputs = {given.name for given in self._session.get_inputs()}
         missing = {"input_ids", "attention_mask", "budget"} - self._inputs
         if missing:
@@ -148,6 +138,20 @@ class ViewEngine:
         if types is not None:
             given["token_type_ids"] = types
         return self._at[level](**given)
+
+
+def open_session(path: Path, threads: int) -> Any:
+    """A session of ONNX Runtime on the processor; its idle threads do not spin."""
+    onnxruntime = _onnxruntime()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    # Threads that wait would spin, and take the processor from whoever has work.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 4  # what goes wrong is raised, and said once
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the library's own, of many kinds
+        raise ValueError(f"{path} can't be run: {first_line(error)}") from None
 
 
 def check_levels(levels: Sequence[float]) -> tuple[float, ...]:
