@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from apportion.method.units import Allocation, Unit, Units
     from apportion.models.encoder import Encoder, EncoderConfig
     from apportion.models.surgery import cut
+    from apportion.serving.calibration import calibrate
+    from apportion.serving.forecast import Forecast
+    from apportion.serving.governor import Governor
     from apportion.serving.runtime.exporting import export
     from apportion.serving.runtime.session import Runtime
     from apportion.serving.skipping import Skipping
@@ -45,6 +48,8 @@ __all__ = [
     "EncoderConfig",
     "Epoch",
     "Fitted",
+    "Forecast",
+    "Governor",
     "HeadMask",
     "Latency",
     "Marked",
@@ -65,6 +70,7 @@ __all__ = [
     "Unit",
     "Units",
     "allocate",
+    "calibrate",
     "convert",
     "cut",
     "evaluate",
@@ -99,6 +105,9 @@ _ROOMS = {
     "method.units": "Allocation Unit Units",
     "models.encoder": "Encoder EncoderConfig",
     "models.surgery": "cut",
+    "serving.calibration": "calibrate",
+    "serving.forecast": "Forecast",
+    "serving.governor": "Governor",
     "serving.runtime.exporting": "export",
     "serving.runtime.session": "Runtime",
     "serving.skipping": "Skipping",

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from commands import run
@@ -21,8 +22,10 @@ from apportion.data.rows import BadRow, Row
 from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.checkpoint import load, save
 from apportion.elastic.evaluation import evaluate
-from apportion.serving import prediction
-from apportion.serving.prediction import Prediction, lines_of, predict, time_predictions
+from apportion.serving import arrays
+from apportion.serving.arrays import on_arrays
+from apportion.serving.prediction import Prediction, lines_of, predict
+from apportion.serving.throughput import time_predictions
 from apportion.study.experiment import task_of
 
 TRAIN = "--length 16 --layers 2 --hidden 16 --feedforward 32 --epochs 20 --budgeted-epochs 3"
@@ -177,8 +180,8 @@ def test_nothing_is_left_half_written(checkpoint, tmp_path, capsys):
 def test_a_model_whose_answers_are_no_numbers_labels_nothing(
     checkpoint, tmp_path, capsys, form, monkeypatch
 ):
-    answers = prediction.logits_of
-    monkeypatch.setattr(prediction, "logits_of", lambda output: answers(output) * torch.nan)
+    answers = arrays.logits_of
+    monkeypatch.setattr(arrays, "logits_of", lambda output: answers(output) * torch.nan)
     texts = tmp_path / "in.txt"
     texts.write_text("\na match\na bank\n")
     words = ["predict", str(checkpoint), str(texts), "--format", form]
@@ -259,7 +262,9 @@ def test_memory_does_not_grow_with_the_input(checkpoint):
             taken += 1
             yield BadRow(taken, "bad") if taken % 5 == 0 else Row(taken, "a match")
 
-    answers = predict(loaded.model, loaded.words, loaded.notes["classes"], endless(), chunk=50)
+    answers = predict(
+        on_arrays(loaded.model), loaded.words, loaded.notes["classes"], endless(), chunk=50
+    )
     first = [next(answers) for _ in range(120)]
     assert 150 <= taken <= 200  # the third chunk is in use, the fourth is being read ahead
     assert [answer.line for answer in first] == list(range(1, 121))
@@ -280,8 +285,8 @@ def test_answers_come_in_the_order_of_the_rows_however_they_are_batched():
 
     def model(input_ids, attention_mask):
         sizes.append(len(input_ids))
-        said = torch.tensor([known[first] for first in input_ids[:, 0].tolist()])
-        return torch.nn.functional.one_hot(said, 13) * 20.0
+        said = [known[first] for first in input_ids[:, 0].tolist()]
+        return np.eye(13)[said] * 20.0
 
     classes = [str(number) for number in range(13)]
     answers = []
@@ -311,7 +316,7 @@ def test_throughput_compares_with_the_bare_model(checkpoint):
 
     def model(**inputs):
         rows.append(len(inputs["input_ids"]))
-        return loaded.model(**inputs)
+        return on_arrays(loaded.model)(**inputs)
 
     record = time_predictions(model, task, batch=8, budget=1.0, repeats=5)
     assert record["rows"] == 30
@@ -331,7 +336,7 @@ def test_throughput_is_what_reading_and_encoding_leave_of_the_bare_models(checkp
 
     def model(**inputs):
         clock.spend(1.0)
-        return loaded.model(**inputs)
+        return on_arrays(loaded.model)(**inputs)
 
     monkeypatch.setattr(Tokenizer, "encode", slow)
     record = time_predictions(model, task, batch=8, budget=1.0, repeats=5)

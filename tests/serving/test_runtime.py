@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -266,7 +267,7 @@ def test_an_exported_folder_is_run_without_torch(checkpoint, tmp_path):
     script = (
         "import sys\n"
         "for name in ('torch', 'transformers', 'accelerate', 'onnx'): sys.modules[name] = None\n"
-        "from apportion.serving.runtime.session import Runtime\n"
+        "from apportion import Runtime\n"
         "print(Runtime(sys.argv[1]).predict(['a match'], budget=0.25)[0][0])\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "out")]
@@ -297,3 +298,82 @@ def test_the_command_exports_and_says_how_the_file_answers(checkpoint, tmp_path,
     code, _, err = command(capsys, *words[:-1], "a,b")
     assert code == 2 and "--levels are numbers" in err
     assert Runtime(tmp_path / "onnx").levels == (0.5, 1.0)
+
+
+@pytest.fixture(scope="module")
+def both(checkpoint, tmp_path_factory):
+    """One model as a checkpoint and as an exported folder, each with its runtime."""
+    home = tmp_path_factory.mktemp("both")
+    save(checkpoint, home / "checkpoint")
+    export(checkpoint, home / "onnx", texts=TEXTS)
+    return Runtime(home / "checkpoint"), Runtime(home / "onnx")
+
+
+def test_a_checkpoint_and_its_export_are_run_as_one_object(both):
+    views, file = both
+    assert views.levels == file.levels == (0.25, 0.375, 0.5, 0.75, 1.0)
+    assert views.costs == file.costs and len(file.costs) == 5
+    assert views.classes == file.classes == tuple(sorted(CLUES))
+    assert views.level_of(0.3) == file.level_of(0.3) == 0.25
+    rows = file.tokenizer.pad_arrays(file.tokenizer.encode(TEXTS))
+    for budget in (0.25, 0.45, 1.0):
+        found = file(**rows, budget=budget)
+        assert found.dtype == np.float32 and found.shape == (len(TEXTS), len(CLUES))
+        np.testing.assert_allclose(views(**rows, budget=budget), found, atol=2e-5)
+        answers = views.predict(TEXTS, budget=budget), file.predict(TEXTS, budget=budget)
+        assert [name for name, _ in answers[0]] == [name for name, _ in answers[1]]
+
+
+def test_an_identity_names_weights_words_runtime_and_precision(both, checkpoint, tmp_path):
+    views, file = both
+    for runtime, library in ((views, "torch "), (file, "onnxruntime ")):
+        assert set(runtime.identity) == {"weights", "tokenizer", "runtime", "precision"}
+        assert runtime.identity["runtime"].startswith(library)
+        assert len(runtime.identity["weights"]) == len(runtime.identity["tokenizer"]) == 64
+        assert runtime.identity["precision"] == "float32"
+    assert views.identity["tokenizer"] == file.identity["tokenizer"]
+    other = otherwise(checkpoint)
+    save(other, tmp_path / "other")
+    assert Runtime(tmp_path / "other").identity["weights"] != views.identity["weights"]
+    export(checkpoint, tmp_path / "int8", texts=TEXTS, int8=True)
+    assert Runtime(tmp_path / "int8").identity["precision"] == "int8"
+
+
+def otherwise(checkpoint: Checkpoint) -> Checkpoint:
+    """The same checkpoint but for one weight."""
+    other = copy.deepcopy(checkpoint)
+    with torch.no_grad():
+        next(other.model.parameters()).view(-1)[0] += 1.0
+    return other
+
+
+def test_a_runtime_answers_arrays_that_can_not_be_written_and_masks_that_are_left_out(both):
+    for runtime in both:
+        ids = np.array([[2, 7, 8, 3]])
+        ids.flags.writeable = False
+        np.testing.assert_array_equal(runtime(ids), runtime(ids, np.ones_like(ids)))
+        with pytest.raises(ValueError, match=r"\[rows, tokens\], not \(4,\)"):
+            runtime(ids[0])
+
+
+def test_levels_of_a_checkpoint_may_be_given_and_a_plain_model_has_one(both, tmp_path):
+    views, file = both
+    assert Runtime(views.folder, levels=(1.0, 0.3)).levels == (0.3, 1.0)
+    for levels in ((), (0.5, 0.5)):
+        with pytest.raises(ValueError, match="different budgets, one at least"):
+            Runtime(views.folder, levels=levels)
+    with pytest.raises(ValueError, match=r"0\.1"):
+        Runtime(views.folder, levels=(0.1,))
+    with pytest.raises(ValueError, match="chosen when it was written"):
+        Runtime(file.folder, levels=(0.5,))
+    folder = write_classifier(tmp_path, sorted(CLUES))
+    assert Runtime(folder).levels == (1.0,) and Runtime(folder).costs == (1.0,)
+    with pytest.raises(ValueError, match="its one level is 1"):
+        Runtime(folder, levels=(0.5,))
+
+
+def test_a_runtime_needs_a_folder_and_threads(both, tmp_path):
+    with pytest.raises(ValueError, match="there is no folder"):
+        Runtime(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="threads must be a whole number"):
+        Runtime(both[1].folder, threads=0)

@@ -7,6 +7,7 @@ try:
         convert,
         folders,
         export,
+        calibrate,
         predict,
         studies,
         reproduce,
@@ -17,6 +18,7 @@ except KeyboardInterrupt:  # imports take seconds
 
 __all__ = [
     "app",
+    "calibrate",
     "convert",
     "export",
     "folders",

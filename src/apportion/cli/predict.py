@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -16,7 +17,8 @@ from apportion.training.progress import Lines
 
 if TYPE_CHECKING:
     from apportion.data.rows import BadRow
-    from apportion.serving.prediction import Prediction
+    from apportion.data.tokenizer import Tokenizer
+    from apportion.serving.prediction import Answering, Prediction
 
 _SHOWN = 20  # bad rows that are named one by one
 
@@ -26,14 +28,35 @@ _SHOWN = 20  # bad rows that are named one by one
     "or, a text a line, [bold]cat texts | apportion predict runs/mine/checkpoint[/]"
 )
 def predict(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder.", show_default=False)],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A checkpoint, or a folder that export wrote.", show_default=False),
+    ],
     texts: Annotated[
         Path, typer.Argument(help="A CSV file, a file with a text a line, or - for stdin.")
     ] = Path("-"),
     budget: Annotated[
         float | None,
-        typer.Option("--budget", "-b", help="A fraction in (0, 1]; without it, all units work."),
+        typer.Option(
+            "--budget",
+            "-b",
+            help="A fraction in (0, 1]; without it, all units work. An exported folder runs the "
+            "highest of its levels that the budget pays for.",
+        ),
     ] = None,
+    within_ms: Annotated[
+        float | None,
+        typer.Option(
+            help="Milliseconds that a call of --batch rows may take: each runs the highest level, "
+            "up to --budget, that `apportion calibrate` lets expect to fit."
+        ),
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Stop where not even the lowest level fits into --within-ms."
+        ),
+    ] = False,
     soft: Annotated[
         bool, typer.Option("--soft", help="Soft gates in place of skipping: no faster.")
     ] = False,
@@ -59,7 +82,7 @@ def predict(
         typer.Option("--format", help="csv or jsonl. \\[default: by the name of --out, else csv]"),
     ] = None,
     batch: Annotated[int, typer.Option(help="Rows in a call of the model.")] = 64,
-    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
+    threads: Annotated[int, typer.Option(help="Threads of torch or ONNX Runtime.")] = 1,
 ) -> None:
     """Label texts at a budget: CSV or lines in, labels and probabilities out.
 
@@ -67,45 +90,98 @@ def predict(
     named on stderr with its line and left out; the line of each row is in the output.
     """
     from apportion.data.rows import read_csv, read_lines
-    from apportion.elastic.checkpoint import load
-    from apportion.serving.prediction import CHUNK, FORMATS, lines_of, model_at
+    from apportion.serving.prediction import CHUNK, FORMATS, lines_of
     from apportion.serving.prediction import predict as run_predict
-    from apportion.serving.timing import using_threads
 
-    loaded = load(checkpoint)
-    classes = loaded.classes
-    if loaded.words is None or classes is None:
-        raise ValueError(f"{checkpoint} was not trained on texts, so it can't read them")
-    if soft and budget is None:
-        raise ValueError("--soft needs a --budget")
-    model: Callable[..., object] = loaded.model.eval()
-    if budget is not None:
-        model = model_at(loaded.require_elastic(), budget, soft=soft)
     form = form or ("jsonl" if out and out.suffix in (".jsonl", ".json") else "csv")
     if form not in FORMATS:
         raise ValueError(f"--format is one of {', '.join(FORMATS)}, not {form!r}")
     if out and texts.exists() and out.exists() and out.samefile(texts):
         raise ValueError("--out is the file of the texts; choose another")
-    columns = column or loaded.notes.get("task", {}).get("text", ["text"])
     stdin = texts == Path("-")
     name = "stdin" if stdin else texts.name
     csv_wanted = texts.suffix.lower() == ".csv" if as_csv is None else as_csv
+    if within_ms is None:
+        if strict:
+            raise ValueError("--strict needs --within-ms")
+        answering = _answering(folder, budget, soft, threads)
+    else:
+        answering = _answering_within(within_ms, folder, budget, soft, threads, strict)
     with (
+        answering as (model, words, classes, columns),
         _target(out) as target,
         _opened(texts) as stream,
-        using_threads(threads),
         _Watch(stream, texts) as watch,
     ):
+        columns = column or columns
         rows = read_csv(stream, name, columns, None) if csv_wanted else read_lines(stream)
         # Who types wants an answer to each line; what comes in bulk is faster many at a time.
         chunk = 1 if stdin and sys.stdin.isatty() else CHUNK
-        answered = run_predict(model, loaded.words, classes, rows, batch, chunk)
+        answered = run_predict(model, words, classes, rows, batch, chunk)
         for line in lines_of(watch.good(answered), classes, form):
             target.write(line)
             if chunk == 1:
                 target.flush()
         target.flush()
     watch.sum_up(name)
+
+
+@contextmanager
+def _answering(
+    folder: Path, budget: float | None, soft: bool, threads: int
+) -> Iterator[tuple[Answering, Tokenizer, Sequence[str], Sequence[str]]]:
+    """What answers texts, its tokenizer and classes, and the columns that it was trained on."""
+    from apportion.serving.runtime.exported import is_export
+
+    if soft and budget is None:
+        raise ValueError("--soft needs a --budget")
+    if is_export(folder):
+        from apportion.serving.runtime.session import Runtime
+
+        if soft:
+            raise ValueError("an exported folder has no soft gates; --soft is for checkpoints")
+        runtime = Runtime(folder, threads=threads)
+        level = runtime.level_of(runtime.levels[-1] if budget is None else budget)
+        columns = (runtime.facts.get("task") or {}).get("text", ["text"])
+        yield partial(runtime, budget=level), runtime.tokenizer, runtime.classes, columns
+        return
+    from apportion.elastic.checkpoint import load
+    from apportion.serving.arrays import model_at, on_arrays
+    from apportion.serving.timing import using_threads
+
+    loaded = load(folder)
+    if loaded.words is None or loaded.classes is None:
+        raise ValueError(f"{folder} was not trained on texts, so it can't read them")
+    if budget is None:
+        model = on_arrays(loaded.model.eval())
+    else:
+        model = model_at(loaded.require_elastic(), budget, soft=soft)
+    with using_threads(threads):
+        columns = loaded.notes.get("task", {}).get("text", ["text"])
+        yield model, loaded.words, loaded.classes, columns
+
+
+@contextmanager
+def _answering_within(
+    ms: float, folder: Path, budget: float | None, soft: bool, threads: int, strict: bool
+) -> Iterator[tuple[Answering, Tokenizer, Sequence[str], Sequence[str]]]:
+    """What `_answering` has, with a level for each call: the highest that fits into the time."""
+    from apportion.serving.runtime.session import Runtime
+
+    if soft:
+        raise ValueError("soft gates compute every unit; --within-ms needs skipping")
+    runtime = Runtime(folder, threads=threads)
+    told: set[str] = set()
+
+    def tell(message: str) -> None:
+        if message not in told:
+            told.add(message)
+            _say(message)
+
+    highest = runtime.levels[-1] if budget is None else budget
+    model = runtime.within(ms, budget=highest, strict=strict, tell=tell)
+    columns = (runtime.facts.get("task") or {}).get("text", ["text"])
+    yield model, runtime.tokenizer, runtime.classes, columns
 
 
 @contextmanager

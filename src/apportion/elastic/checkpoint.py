@@ -230,12 +230,17 @@ def limit(model: nn.Module, floor: int, lowest: float) -> None:
 
 def weights_digest(model: nn.Module) -> str:
     """A short hash of a model's weights: what a record names as its weights."""
+    return weights_sha256(model)[:16]
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """The hash of a model's weights, by their names and values."""
     sha = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         sha.update(name.encode())
         data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         sha.update(data.numpy().tobytes())
-    return sha.hexdigest()[:16]
+    return sha.hexdigest()
 
 
 def _write(checkpoint: Checkpoint, folder: Path, self_contained: bool) -> None:

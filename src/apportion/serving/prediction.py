@@ -1,4 +1,7 @@
-"""Predicting: texts in, labels and probabilities out, a few at a time however many there are."""
+"""Predicting: texts in, labels and probabilities out, a few at a time however many there are.
+
+Models are functions of arrays here, so that an exported folder predicts without torch.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,22 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from threading import Event, Lock, Thread
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from apportion.data.rows import BadRow, Row, read_csv
-from apportion.data.task import Task
+from apportion.data.rows import BadRow, Row
 from apportion.data.tokenizer import Tokenizer
-from apportion.elastic.elastic import Elastic, logits_of
-from apportion.serving.skipping import Skipping
-from apportion.serving.timing import measure
 
+Answering = Callable[..., NDArray[Any]]  # ids and mask [rows, tokens] in, logits out
 FORMATS = ("csv", "jsonl")
 ENCODING = "one thread, a chunk ahead"  # records that say otherwise are measured again
-_PARALLEL = "TOKENIZERS_PARALLELISM"
 CHUNK, _FIRST = 1024, 128  # rows that are taken at a time: at most, and the first time
 
 
@@ -41,16 +37,8 @@ class Prediction:
     probabilities: tuple[float, ...]
 
 
-def model_at(model: Elastic, budget: float, *, soft: bool = False) -> Callable[..., object]:
-    """What answers at a budget: the units that it buys, or all of them with soft gates."""
-    if soft:
-        model.eval().opening(budget, "soft")  # complains now of a model that is not made for it
-        return partial(model, budget=budget, form="soft")
-    return Skipping(model).at(budget)
-
-
 def predict(
-    model: Callable[..., object],
+    model: Answering,
     words: Tokenizer,
     classes: Sequence[str],
     rows: Iterable[Row | BadRow],
@@ -65,7 +53,7 @@ def predict(
     """
     if batch < 1 or chunk < 1:
         raise ValueError(f"batch and chunk must be at least 1, not {batch} and {chunk}")
-    for group, encoded in _ahead(words, iter(rows), chunk):
+    for group, encoded in encode_ahead(words, iter(rows), chunk):
         found = _answer(model, words, encoded, batch)
         lines = [row.line for row in group if isinstance(row, Row)]
         for line, likely in zip(lines, found, strict=True):
@@ -85,13 +73,13 @@ def predict(
 _Chunk = tuple[list[Row | BadRow], list[list[int]]]  # rows, and the ids of those that are good
 
 
-def _ahead(words: Tokenizer, rows: Iterator[Row | BadRow], chunk: int) -> Iterator[_Chunk]:
+def encode_ahead(words: Tokenizer, rows: Iterator[Row | BadRow], chunk: int) -> Iterator[_Chunk]:
     """Chunks of rows with their ids, each made while the one before is in use.
 
     The thread that makes them may wait for input that never comes, so nobody waits for it, except
     while it encodes: that takes a moment, and the program must not end in the middle of it.
     """
-    sizes, encoding, ended = _sizes(chunk), Lock(), Event()
+    sizes, encoding, ended = chunk_sizes(chunk), Lock(), Event()
 
     def make(made: Future[_Chunk]) -> None:
         try:
@@ -120,7 +108,7 @@ def _ahead(words: Tokenizer, rows: Iterator[Row | BadRow], chunk: int) -> Iterat
             ended.set()
 
 
-def _sizes(chunk: int) -> Iterator[int]:
+def chunk_sizes(chunk: int) -> Iterator[int]:
     """How many rows to take each time: few at first, since the model has to wait for them."""
     size = min(chunk, _FIRST)
     while True:
@@ -130,21 +118,28 @@ def _sizes(chunk: int) -> Iterator[int]:
 
 def batches_of(
     words: Tokenizer, encoded: Sequence[Sequence[int]], batch: int
-) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+) -> Iterator[tuple[list[int], dict[str, NDArray[Any]]]]:
     """Positions and inputs of rows in batches, those of like length together."""
     order = sorted(range(len(encoded)), key=lambda position: len(encoded[position]))
     for start in range(0, len(order), batch):
         positions = order[start : start + batch]
-        yield positions, words.pad([encoded[position] for position in positions])
+        yield positions, words.pad_arrays([encoded[position] for position in positions])
+
+
+def softmax(logits: NDArray[Any]) -> NDArray[Any]:
+    """The probabilities of logits [rows, classes]."""
+    with np.errstate(invalid="ignore"):  # what is not a number stays so, and is refused later
+        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    shares: NDArray[Any] = powers / powers.sum(axis=-1, keepdims=True)
+    return shares
 
 
 def _answer(
-    model: Callable[..., object], words: Tokenizer, encoded: Sequence[Sequence[int]], batch: int
+    model: Answering, words: Tokenizer, encoded: Sequence[Sequence[int]], batch: int
 ) -> list[list[float]]:
     answers: list[list[float]] = [[]] * len(encoded)
     for positions, inputs in batches_of(words, encoded, batch):
-        with torch.inference_mode():
-            likely = logits_of(model(**inputs)).softmax(dim=-1).tolist()
+        likely = softmax(model(**inputs)).tolist()
         for position, row in zip(positions, likely, strict=True):
             answers[position] = row
     return answers
@@ -170,71 +165,3 @@ def lines_of(predictions: Iterable[Prediction], classes: Sequence[str], form: st
         buffer.truncate()
     if buffer.tell():  # the header, where there was nothing to predict
         yield buffer.getvalue()
-
-
-@contextmanager
-def _one_thread_for_words() -> Iterator[None]:
-    """Encodes with one thread inside; the library takes as many as there are cores."""
-    before = os.environ.get(_PARALLEL)
-    os.environ[_PARALLEL] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_PARALLEL]
-        else:
-            os.environ[_PARALLEL] = before
-
-
-def time_predictions(
-    model: Callable[..., object],
-    task: Task,
-    batch: int,
-    budget: float,
-    repeats: int = 5,
-    rows: int = 2000,
-) -> dict[str, Any]:
-    """A record of how much of the bare model's throughput is left when texts are predicted.
-
-    The bare arm calls the model on batches that were encoded before. The other goes all the way,
-    from the text of a CSV file to the lines of another; the model has one thread in both, and
-    encoding another one. Arms take turns.
-    """
-    words, texts = task.words, (task.test.texts or ())[:rows]
-    assert words is not None and texts
-    file = io.StringIO()
-    writer = csv.writer(file)
-    writer.writerow(["text"])
-    writer.writerows([text] for text in texts)
-    encoded = words.encode(texts)
-    ready: list[dict[str, Tensor]] = []
-    left, sizes = iter(encoded), _sizes(CHUNK)
-    while chunk := list(islice(left, next(sizes))):
-        ready += [inputs for _, inputs in batches_of(words, chunk, batch)]
-
-    def bare() -> None:
-        for inputs in ready:
-            model(**inputs)
-
-    def whole() -> int:
-        file.seek(0)
-        answered = predict(model, words, task.classes, read_csv(file, "", ["text"], None), batch)
-        good = (answer for answer in answered if isinstance(answer, Prediction))
-        return sum(len(line) for line in lines_of(good, task.classes, "csv"))
-
-    with _one_thread_for_words():
-        alone, all_the_way = measure({"bare": bare, "predict": whole}, repeats, warmup=1)
-    return {
-        "kind": "throughput",
-        "budget": budget,
-        "rows": len(texts),
-        "batch": batch,
-        "bare": round(1000 * len(texts) / alone.median_ms, 1),  # rows per second
-        "predict": round(1000 * len(texts) / all_the_way.median_ms, 1),
-        "share": round(all_the_way.speedup, 4),
-        "low": round(all_the_way.low, 4),
-        "high": round(all_the_way.high, 4),
-        "repeats": repeats,
-        "threads": alone.threads,
-        "encoding": ENCODING,
-    }

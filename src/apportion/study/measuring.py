@@ -20,8 +20,11 @@ from apportion.method.allocation import allocate
 from apportion.method.units import Allocation
 from apportion.models.compute import count_parameters
 from apportion.models.encoder import Encoder
-from apportion.serving.prediction import time_predictions
+from apportion.serving.arrays import on_arrays
+from apportion.serving.calibration import check_forecast
+from apportion.serving.runtime.session import Runtime
 from apportion.serving.skipping import Skipping
+from apportion.serving.throughput import time_predictions
 from apportion.serving.timing import Arms, Timed, elastic_arms, time_arms, time_switching
 from apportion.study import records
 from apportion.study.answers import (
@@ -302,10 +305,23 @@ def time_predictions_of(stage: Stage, runs: Path) -> list[dict[str, Any]]:
     return _traced(
         stage,
         [
-            time_predictions(skipping.at(budget), task, batch=stage.timing.batch, budget=budget)
+            time_predictions(
+                on_arrays(skipping.at(budget)), task, batch=stage.timing.batch, budget=budget
+            )
             for budget in stage.timed_at
         ],
     )
+
+
+def time_forecast(
+    runtime: Runtime, *, repeats: int = 30, progress: Callable[[int, int], None] | None = None
+) -> list[dict[str, Any]]:
+    """How well the forecast of a folder foretells calls on this machine, as records."""
+    digest = runtime.identity["weights"][:16]
+    names = {"stage": digest, "method": "forecast", "data_seed": 0, "seed": 0, "only": None}
+    checks = check_forecast(runtime, repeats=repeats, progress=progress)
+    named = ({**names, **values, **records.provenance()} for values in checks)
+    return [records.record_of(values).to_dict() for values in named]
 
 
 def _reloaded(smaller: nn.Module, kept: Allocation) -> nn.Module:

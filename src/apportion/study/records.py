@@ -214,6 +214,27 @@ class ThroughputRecord(TracedRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ForecastRecord(TracedRecord):
+    """A forecast beside what calls took. Of a folder: `stage` is the digest of its weights."""
+
+    kind: ClassVar[str] = "forecast"
+    target_ms: Annotated[float, "milliseconds that a call was to end within"]
+    rows: Annotated[int, "rows of a call"]
+    length: Annotated[int, "tokens of a row"]
+    level: Annotated[float, "the highest level that was forecast to fit"]
+    forecast_ms: Annotated[float, "milliseconds that were forecast for it"]
+    median_ms: Annotated[float, "milliseconds that calls took, median"]
+    p95_ms: Annotated[float, "milliseconds that 95 % of them stayed below"]
+    error: Annotated[float, "the forecast over that median, less 1"]
+    within: Annotated[float, "share of the calls that ended within the target"]
+    margin: Annotated[float, "share that a level needs above its forecast to count as fitting"]
+    repeats: Annotated[int, "calls behind each number"]
+    threads: Annotated[int, "threads of the runtime"]
+    runtime: Annotated[str, "what ran the model"]
+    precision: Annotated[str, "`float32` or `int8`"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TimingRecord(TracedRecord):
     """The last record of a stage's timing."""
 

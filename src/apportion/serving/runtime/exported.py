@@ -35,18 +35,24 @@ def read_export(folder: Path) -> dict[str, Any]:
     if facts.get("format") != FORMAT or facts.get("version") != VERSION:
         raise ValueError(f"{folder} is not an exported model; `apportion export` writes one")
     levels, classes, files = facts.get("levels"), facts.get("classes"), facts.get("files")
+    costs = facts.get("costs")
     good = (
         isinstance(levels, list)
         and levels
         and all(type(level) is float and 0.0 < level <= 1.0 for level in levels)
         and levels == sorted(set(levels))
+        and isinstance(costs, list)
+        and len(costs) == len(levels)
+        and all(type(cost) in (int, float) for cost in costs)
         and isinstance(classes, list)
         and all(isinstance(name, str) for name in classes)
         and isinstance(files, dict)
         and {GRAPH, TOKENIZER, SETTINGS} <= set(files)
     )
     if not good:
-        raise ValueError(f"{folder / MANIFEST} is damaged: levels, classes or files can't be right")
+        raise ValueError(
+            f"{folder / MANIFEST} is damaged: levels, costs, classes or files can't be right"
+        )
     return facts
 
 

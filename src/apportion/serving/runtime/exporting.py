@@ -13,6 +13,7 @@ import torch
 from apportion.elastic.checkpoint import Checkpoint, weights_digest
 from apportion.elastic.elastic import Elastic, logits_of
 from apportion.files import holding, json_text, part_of, remove, resolved
+from apportion.serving.runtime.engines import LEVELS, check_levels
 from apportion.serving.runtime.exported import (
     FORMAT,
     GRAPH,
@@ -27,7 +28,6 @@ from apportion.serving.runtime.quantisation import calibrate_scales
 from apportion.serving.runtime.session import Runtime
 from apportion.serving.skipping import Skipping
 
-LEVELS = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 TARGETS = {"vnni": 8, "any": 7}  # bits of int8 weights: products of 8 saturate without VNNI
 _CALIBRATED = 256  # texts that scales are taken from
 _CHECKED = 64  # texts that the written file answers beside the views
@@ -81,6 +81,7 @@ def export(
         "target": target if int8 else None,
         "opset": OPSET,
         "weights": weights_digest(model),
+        "task": checkpoint.notes.get("task"),
     }
     folder = resolved(Path(folder))
     with holding(folder) as alone:
@@ -117,11 +118,10 @@ def _levels(model: Elastic, asked: Sequence[float] | None) -> tuple[float, ...]:
     """The levels of a file: those that were asked for, or the usual ones of the model's range."""
     if asked is None:
         return model.within(LEVELS)
-    if not asked or len(set(asked)) < len(asked):
-        raise ValueError(f"levels are different budgets, one at least, not {list(asked)}")
-    for level in asked:
+    levels = check_levels(asked)
+    for level in levels:
         model.allocation(level)  # complains of one that is below the model's range
-    return tuple(sorted(float(level) for level in asked))
+    return levels
 
 
 @torch.no_grad()

@@ -1,11 +1,12 @@
-"""Sessions: an exported folder, answering each call at the budget that is asked for.
+"""Sessions: a checkpoint or an exported folder, answering each call at the budget asked for.
 
-Needs ONNX Runtime, tokenizers and numpy; torch is not imported.
+An exported folder needs ONNX Runtime, tokenizers and numpy; torch is not imported for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,45 +14,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apportion.data.tokenizer import Tokenizer
-from apportion.files import read_json
-from apportion.serving.runtime.exported import (
-    GRAPH,
-    SETTINGS,
-    TOKENIZER,
-    check_files,
-    read_export,
-)
+from apportion.serving.forecast import Deadline, Forecast, fingerprint_of, forecast_of
+from apportion.serving.prediction import batches_of, softmax
+from apportion.serving.runtime.engines import Engine, FileEngine, ViewEngine
+from apportion.serving.runtime.exported import is_export
 
 _SLACK = 1e-6  # as in the graph: a budget of 0.1 + 0.2 pays for 0.3
 
 
 class Runtime:
-    """One file, every level: `runtime.predict(texts, budget=0.25)`.
+    """One model, every level: `runtime.predict(texts, budget=0.25)`.
 
-    Threads may share it: a call changes nothing. It takes one thread of the machine unless it is
+    Of a folder that `export` wrote, run by ONNX Runtime, or of a checkpoint, run by torch; both
+    answer alike. A checkpoint has the usual levels of its range, or those that are given. Threads
+    may share a runtime: a call changes nothing. It takes one thread of the machine unless it is
     given more, and its idle threads do not spin.
     """
 
-    def __init__(self, folder: str | Path, *, threads: int = 1) -> None:
-        onnxruntime = _onnxruntime()
+    def __init__(
+        self, folder: str | Path, *, threads: int = 1, levels: Sequence[float] | None = None
+    ) -> None:
         folder = Path(folder)
-        self.facts = read_export(folder)
-        check_files(self.facts, folder)
+        if not isinstance(threads, int) or threads < 1:
+            raise ValueError(f"threads must be a whole number of at least 1, not {threads!r}")
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder {folder}")
+        if is_export(folder):
+            if levels is not None:
+                raise ValueError("the levels of an exported folder were chosen when it was written")
+            engine: Engine = FileEngine(folder, threads)
+        else:
+            engine = ViewEngine(folder, threads, levels)
+        self._engine = engine
+        self.folder = folder
+        self.threads = threads
+        self.facts: dict[str, Any] = engine.facts
+        self.identity: dict[str, str] = engine.identity
         self.levels: tuple[float, ...] = tuple(self.facts["levels"])
+        self.costs: tuple[float, ...] = tuple(self.facts["costs"])
         self.classes: tuple[str, ...] = tuple(self.facts["classes"])
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 3
-        try:
-            self._session = onnxruntime.InferenceSession(
-                str(folder / GRAPH), options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:  # the library's own, of many kinds
-            raise ValueError(f"{folder / GRAPH} can't be run: {_first_line(error)}") from None
-        self._inputs = {given.name for given in self._session.get_inputs()}
-        text = (folder / TOKENIZER).read_text(encoding="utf-8")
-        self.tokenizer = Tokenizer.from_json(text, read_json(folder / SETTINGS))
+        self.tokenizer: Tokenizer = engine.tokenizer
 
     def __call__(
         self,
@@ -62,16 +64,13 @@ class Runtime:
         token_type_ids: NDArray[Any] | None = None,
     ) -> NDArray[np.float32]:
         """The logits [rows, classes] of the highest level that a budget pays for."""
-        self.level_of(budget)
-        ids = np.asarray(input_ids, np.int64)
-        given = {"input_ids": ids, "budget": np.array(budget, np.float32)}
-        mask = np.ones_like(ids) if attention_mask is None else attention_mask
-        given["attention_mask"] = np.asarray(mask, np.int64)
-        if "token_type_ids" in self._inputs:
-            types = np.zeros_like(ids) if token_type_ids is None else token_type_ids
-            given["token_type_ids"] = np.asarray(types, np.int64)
-        logits: NDArray[np.float32] = self._session.run(None, given)[0]
-        return logits
+        level, ids = self.level_of(budget), np.asarray(input_ids)
+        mask = np.ones_like(ids) if attention_mask is None else np.asarray(attention_mask)
+        if ids.ndim != 2 or mask.shape != ids.shape or not ids.size:
+            raise ValueError(
+                f"input_ids and attention_mask are [rows, tokens], not {ids.shape} and {mask.shape}"
+            )
+        return self._engine.answer(ids, mask, token_type_ids, level)
 
     def level_of(self, budget: float) -> float:
         """The highest level that a budget pays for; below the lowest is an error."""
@@ -84,38 +83,63 @@ class Runtime:
             )
         return paid[-1]
 
+    @cached_property
+    def forecast(self) -> Forecast:
+        """How long calls take here, as `apportion calibrate` measured them on this machine."""
+        here = fingerprint_of(self.identity, self.threads)
+        return forecast_of(self.folder, fingerprint=here, levels=self.levels)
+
+    def within(
+        self,
+        ms: float,
+        *,
+        budget: float = 1.0,
+        strict: bool = False,
+        tell: Callable[[str], None] | None = None,
+    ) -> Callable[..., NDArray[np.float32]]:
+        """The runtime as a function of arrays that takes so many milliseconds at most.
+
+        Each call runs the highest level, up to a budget, whose forecast fits. If not even the
+        lowest fits, it is run and `tell` is told so; or, if `strict`, that is an error.
+        """
+        Deadline(self.forecast, ms)  # complains now
+        highest = self.level_of(budget)
+
+        def answer(
+            input_ids: NDArray[Any], attention_mask: NDArray[Any] | None = None
+        ) -> NDArray[np.float32]:
+            deadline = Deadline(self.forecast, ms, strict=strict, tell=tell)
+            level = deadline.level([input_ids.shape], budget=highest)
+            return self(input_ids, attention_mask, budget=level)
+
+        return answer
+
     def predict(
-        self, texts: Sequence[str], *, budget: float = 1.0, batch: int = 32
+        self,
+        texts: Sequence[str],
+        *,
+        budget: float = 1.0,
+        within_ms: float | None = None,
+        strict: bool = False,
+        batch: int = 32,
     ) -> list[tuple[str, float]]:
-        """The likeliest class of each text, and its probability."""
+        """The likeliest class of each text, and its probability.
+
+        With `within_ms`, at the highest level, up to the budget, at which all texts are answered
+        in so many milliseconds by the forecast, what encoding them took included. If not even the
+        lowest fits, it is run, with a warning; or, if `strict`, that is an error.
+        """
+        deadline = None
+        if within_ms is not None:
+            deadline = Deadline(self.forecast, within_ms, strict=strict)
         encoded = self.tokenizer.encode(texts)
-        # Texts of like length go together: little is spent on padding.
-        order = sorted(range(len(encoded)), key=lambda place: len(encoded[place]))
         found: list[tuple[str, float]] = [("", 0.0)] * len(encoded)
-        for start in range(0, len(order), batch):
-            places = order[start : start + batch]
-            rows = self.tokenizer.pad_arrays([encoded[place] for place in places])
-            likely = _softmax(self(**rows, budget=budget))
+        batches = list(batches_of(self.tokenizer, encoded, batch))
+        if deadline is not None:
+            calls = [rows["input_ids"].shape for _, rows in batches]
+            budget = deadline.level(calls, budget=self.level_of(budget))
+        for places, rows in batches:
+            likely = softmax(self(**rows, budget=budget))
             for place, row in zip(places, likely, strict=True):
                 found[place] = (self.classes[int(row.argmax())], float(row.max()))
         return found
-
-
-def _softmax(logits: NDArray[Any]) -> NDArray[Any]:
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    shares: NDArray[Any] = powers / powers.sum(axis=-1, keepdims=True)
-    return shares
-
-
-def _onnxruntime() -> Any:
-    try:
-        import onnxruntime
-    except ImportError:
-        raise ValueError(
-            "an exported folder is run by ONNX Runtime: pip install 'apportion[onnx]'"
-        ) from None
-    return onnxruntime
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,162 @@
+"""Engines: what computes logits at a level, by ONNX Runtime or by torch.
+
+Both are made from a folder and say the same of it. Torch is imported for checkpoints alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apportion.data.tokenizer import Tokenizer
+from apportion.files import first_line, read_json
+from apportion.serving.runtime.exported import (
+    GRAPH,
+    SETTINGS,
+    TOKENIZER,
+    check_files,
+    read_export,
+)
+
+LEVELS = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0)  # those that are inside a model's range
+
+
+class Engine(Protocol):
+    """A model at its levels, whatever computes it."""
+
+    facts: dict[str, Any]  # levels, costs, kept units, classes, precision, …
+    identity: dict[str, str]
+    tokenizer: Tokenizer
+
+    def answer(
+        self, ids: NDArray[Any], mask: NDArray[Any], types: NDArray[Any] | None, level: float
+    ) -> NDArray[np.float32]:
+        """The logits [rows, classes] of a level."""
+
+
+class FileEngine:
+    """An exported folder, run by ONNX Runtime."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        onnxruntime = _onnxruntime()
+        self.facts = read_export(folder)
+        check_files(self.facts, folder)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        # Threads that wait would spin, and take the processor from whoever has work.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.log_severity_level = 4  # what goes wrong is raised, and said once
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(folder / GRAPH), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # the library's own, of many kinds
+            raise ValueError(f"{folder / GRAPH} can't be run: {first_line(error)}") from None
+        self._inputs = {given.name for given in self._session.get_inputs()}
+        text = (folder / TOKENIZER).read_text(encoding="utf-8")
+        self.tokenizer = Tokenizer.from_json(text, read_json(folder / SETTINGS))
+        files = self.facts["files"]
+        self.identity = {
+            "weights": files[GRAPH]["sha256"],
+            "tokenizer": files[TOKENIZER]["sha256"],
+            "runtime": f"onnxruntime {onnxruntime.__version__}",
+            "precision": self.facts["precision"],
+        }
+
+    def answer(
+        self, ids: NDArray[Any], mask: NDArray[Any], types: NDArray[Any] | None, level: float
+    ) -> NDArray[np.float32]:
+        """The logits [rows, classes] of a level."""
+        given = {
+            "input_ids": np.asarray(ids, np.int64),
+            "attention_mask": np.asarray(mask, np.int64),
+            "budget": np.array(level, np.float32),
+        }
+        if "token_type_ids" in self._inputs:
+            given["token_type_ids"] = np.asarray(
+                np.zeros_like(ids) if types is None else types, np.int64
+            )
+        logits: NDArray[np.float32] = self._session.run(None, given)[0]
+        return logits
+
+
+class ViewEngine:
+    """A checkpoint, run by torch: views of one set of weights. Torch's threads are the process's.
+
+    A model without budgets has one level, 1.
+    """
+
+    def __init__(self, folder: Path, threads: int, levels: Sequence[float] | None) -> None:
+        import torch
+
+        from apportion.elastic.checkpoint import load, weights_sha256
+        from apportion.serving.arrays import on_arrays
+        from apportion.serving.skipping import Skipping
+
+        loaded = load(folder)
+        if loaded.words is None or not loaded.classes:
+            raise ValueError(f"{folder} was not trained on texts, so it can't read them")
+        model = loaded.elastic
+        if model is None:
+            levels, kept, costs = check_levels(levels or (1.0,)), None, [1.0]
+            if levels != (1.0,):
+                raise ValueError(
+                    f"a {loaded.kind} checkpoint has no budgets, so its one level is 1"
+                )
+            self._at = {1.0: on_arrays(loaded.plain.eval())}
+        else:
+            levels = model.within(LEVELS) if levels is None else check_levels(levels)
+            bought = [model.allocation(level) for level in levels]
+            kept, costs = [one.to_dict() for one in bought], [one.cost for one in bought]
+            views = Skipping(model)
+            self._at = {level: on_arrays(views.at(level)) for level in levels}
+        torch.set_num_threads(threads)
+        self.tokenizer = loaded.words
+        self.facts = {
+            "format": "apportion-checkpoint",
+            "levels": list(levels),
+            "costs": [round(cost, 6) for cost in costs],
+            "kept": kept,
+            "classes": list(loaded.classes),
+            "length": loaded.words.length,
+            "precision": "float32",
+            "task": loaded.notes.get("task"),
+        }
+        words = loaded.words.to_json().encode("utf-8")
+        self.identity = {
+            "weights": weights_sha256(loaded.model),
+            "tokenizer": hashlib.sha256(words).hexdigest(),
+            "runtime": f"torch {torch.__version__.split('+')[0]}",
+            "precision": "float32",
+        }
+
+    def answer(
+        self, ids: NDArray[Any], mask: NDArray[Any], types: NDArray[Any] | None, level: float
+    ) -> NDArray[np.float32]:
+        """The logits [rows, classes] of a level."""
+        given = {"input_ids": ids, "attention_mask": mask}
+        if types is not None:
+            given["token_type_ids"] = types
+        return self._at[level](**given)
+
+
+def check_levels(levels: Sequence[float]) -> tuple[float, ...]:
+    """Levels from the smallest up; none, or one that is named twice, is an error."""
+    if not levels or len(set(levels)) < len(levels):
+        raise ValueError(f"levels are different budgets, one at least, not {list(levels)}")
+    return tuple(sorted(float(level) for level in levels))
+
+
+def _onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise ValueError(
+            "an exported folder is run by ONNX Runtime: pip install 'apportion[onnx]'"
+        ) from None
+    return onnxruntime
