@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from virtual import LEVELS, TIERS, Affine, queues, row, setting, waiting
 
 from apportion.serving.policy import (
+    Load,
     admit,
     build_ladder,
     drain,
     highest_in_time,
     ladder,
     padded,
-    predicted_wait,
     usual_worth,
 )
 from apportion.serving.replay import Arrival, replay
@@ -217,9 +217,12 @@ def test_static_runs_everything_at_one_level_inside_the_terms():
 
 def test_slackfit_spends_the_slack_of_the_head():
     queue = [row(n, due=0.5) for n in range(12)]
-    calm = NAMED["slackfit"](0.0, queue, [], SETTING)
-    hurried = NAMED["slackfit"](0.45, queue, [], SETTING)
-    assert (calm.level, hurried.level) == (1.0, 0.125)
+    took = []
+    for now in (0.0, 0.3, 0.45):
+        plan = NAMED["slackfit"](now, queue, [], SETTING)
+        took.append(SETTING.seconds(len(plan.rows), 64, plan.level))
+        assert took[-1] <= 0.5 - now
+    assert took == sorted(took, reverse=True) and took[0] > took[-1]
 
 
 # Targets, admission, drain.
@@ -240,26 +243,30 @@ def test_time_that_is_spent_already_counts():
 def test_what_is_admitted_keeps_the_caps_and_what_is_not_would_break_one(queue, others):
     capped = setting(max_wait=0.1, max_tokens=700, max_rows=15)
     both = [*queue, *others]
+    load = Load()
+    for one in queue:
+        load = load.plus(one, capped)
     inside = (
         sum(one.length for one in both) <= 700
         and len(both) <= 15
-        and predicted_wait(both, capped) <= 0.1
+        and sum(capped.seconds(1, o.length, o.lowest) for o in both) <= 0.1 - 1e-9
     )
     if inside:
-        admit(others, queue, capped)
+        after = admit(others, load, capped)
+        assert (after.rows, after.tokens) == (len(both), sum(one.length for one in both))
     else:
         with pytest.raises(Refusal) as caught:
-            admit(others, queue, capped)
+            admit(others, load, capped)
         assert caught.value.kind == "queue-full" and caught.value.extras["retry_after_ms"] >= 50
 
 
 def test_a_refusal_names_the_number_and_the_limit():
     with pytest.raises(Refusal, match=r"128 tokens would wait, and the limit is 100"):
-        admit([row(), row(1)], [], setting(max_tokens=100))
+        admit([row(), row(1)], Load(), setting(max_tokens=100))
     with pytest.raises(Refusal, match=r"2 rows would wait, and the limit is 1"):
-        admit([row(), row(1)], [], setting(max_rows=1))
+        admit([row(), row(1)], Load(), setting(max_rows=1))
     with pytest.raises(Refusal, match=r"the wait would be 0.1 s, and the limit is 0.05 s"):
-        admit([row(n) for n in range(10)], [], setting(max_wait=0.05))
+        admit([row(n) for n in range(10)], Load(), setting(max_wait=0.05))
 
 
 @given(queues(most=30, longest=1.0), st.floats(0.0, 3.0))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 from hypothesis import strategies as st
 
+from apportion.data.tokenizer import Tokenizer
 from apportion.serving.policy import Setting, Waiting, build_ladder, usual_worth
-from apportion.serving.terms import Tier
+from apportion.serving.queueing import Model
+from apportion.serving.terms import Config, Tier
 
 LEVELS = (0.125, 0.25, 0.5, 1.0)
 TIERS = (
@@ -66,3 +69,30 @@ def waiting(draw, number=0, shortest=0.0, longest=2.0):
 def queues(draw, most=12, **bounds):
     count = draw(st.integers(1, most))
     return [draw(waiting(number, **bounds)) for number in range(count)]
+
+
+def words():
+    """A tokenizer of a few words: one token each, 128 at most."""
+    return Tokenizer.learn(["a b c d e f g"], 128, size=20, min_count=1)
+
+
+def logits(input_ids, attention_mask=None, *, budget=1.0):
+    """What a model might say: by the row's own tokens and the budget alone."""
+    mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
+    total = (input_ids * mask).sum(axis=1) + mask.sum(axis=1) * budget
+    return np.stack([np.sin(total), np.cos(total)], axis=1).astype(np.float32)
+
+
+def model(runtime=logits, classes=("no", "yes"), identity=None, config=None, **changes) -> Model:
+    """A model of two classes at the usual levels."""
+    config = (config or Config(tiers=TIERS)).fitted(LEVELS)
+    return Model(
+        runtime,
+        LEVELS,
+        LEVELS,
+        classes,
+        words(),
+        identity or {"weights": "0" * 64, "tokenizer": "1" * 64, "runtime": "numpy"},
+        config,
+        setting(tiers=config.tiers, **changes),
+    )

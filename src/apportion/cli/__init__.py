@@ -9,6 +9,7 @@ try:
         export,
         calibrate,
         predict,
+        serve,
         studies,
         reproduce,
     )
@@ -25,6 +26,7 @@ __all__ = [
     "main",
     "predict",
     "reproduce",
+    "serve",
     "studies",
     "train",
 ]

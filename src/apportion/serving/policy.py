@@ -66,16 +66,24 @@ class Setting:
     ratio: float = 1.0  # how much slower than forecast batches were of late
 
     def seconds(self, rows: int, length: int, level: float) -> float:
-        """How long a batch takes."""
+        """How long a batch takes, as things are."""
+        return self.forecast_seconds(rows, length, level) * self.ratio
+
+    def forecast_seconds(self, rows: int, length: int, level: float) -> float:
+        """How long a batch takes by the forecast alone."""
         key = rows, length, level
         if key not in self._known:
             found = self.forecast.milliseconds(rows=rows, length=length, level=level)
             self._known[key] = found / 1000.0
-        return self._known[key] * self.ratio
+        return self._known[key]
 
     @cached_property
     def _known(self) -> dict[tuple[int, int, float], float]:
         return {}  # a memory of what never changes
+
+    def with_workers(self, workers: int) -> Setting:
+        """The same for so many workers."""
+        return replace(self, workers=workers)
 
     def corrected(self, ratio: float) -> Setting:
         """The same, batches being so much slower."""
@@ -143,34 +151,46 @@ def highest_in_time(terms: Terms, length: int, setting: Setting, *, spent: float
     return max(fitting, default=terms.lowest)
 
 
+@dataclass(frozen=True)
+class Load:
+    """What waits, summed up."""
+
+    rows: int = 0
+    tokens: int = 0
+    seconds: float = 0.0  # with every row alone and at its lowest level, as forecast
+
+    def plus(self, row: Waiting, setting: Setting, sign: int = 1) -> Load:
+        """With a row more, or one less."""
+        seconds = setting.forecast_seconds(1, row.length, row.lowest)
+        return Load(
+            self.rows + sign,
+            self.tokens + sign * row.length,
+            self.seconds + sign * seconds if self.rows + sign else 0.0,
+        )
+
+    def wait(self, setting: Setting, busy: Sequence[float] = ()) -> float:
+        """How long all of it takes, in seconds."""
+        return (sum(busy) + setting.ratio * self.seconds) / setting.workers
+
+
 def admit(
-    rows: Sequence[Waiting],
-    queue: Sequence[Waiting],
-    setting: Setting,
-    *,
-    busy: Sequence[float] = (),
-) -> None:
-    """Refuses rows that the queue has no place for: all of a request or none."""
-    tokens = sum(row.length for row in (*queue, *rows))
-    wait = predicted_wait((*queue, *rows), setting, busy=busy)
-    if tokens > setting.max_tokens:
-        limit = f"{tokens} tokens would wait, and the limit is {setting.max_tokens}"
-    elif len(queue) + len(rows) > setting.max_rows:
-        limit = f"{len(queue) + len(rows)} rows would wait, and the limit is {setting.max_rows}"
+    rows: Sequence[Waiting], load: Load, setting: Setting, *, busy: Sequence[float] = ()
+) -> Load:
+    """The load with some more rows; where it has no place for all of them, none are admitted."""
+    for row in rows:
+        load = load.plus(row, setting)
+    wait = load.wait(setting, busy)
+    if load.tokens > setting.max_tokens:
+        limit = f"{load.tokens} tokens would wait, and the limit is {setting.max_tokens}"
+    elif load.rows > setting.max_rows:
+        limit = f"{load.rows} rows would wait, and the limit is {setting.max_rows}"
     elif wait > setting.max_wait:
         limit = f"the wait would be {wait:.1f} s, and the limit is {setting.max_wait:g} s"
     else:
-        return
+        return load
     # After that time the queue has room again, if nobody else comes.
     retry = max(wait - setting.max_wait, 0.1 * wait, 0.05)
     raise Refusal("queue-full", f"the queue is full: {limit}", retry_after_ms=round(1000 * retry))
-
-
-def predicted_wait(
-    queue: Sequence[Waiting], setting: Setting, *, busy: Sequence[float] = ()
-) -> float:
-    """How long the queue takes with every row at its lowest level, in seconds."""
-    return (sum(busy) + sum(_alone(row, row.lowest, setting) for row in queue)) / setting.workers
 
 
 def drain(row: Waiting, end: float) -> Waiting:
@@ -188,45 +208,66 @@ def ladder(
     """
     if not queue:
         return None
-    order, aims, late = _in_order(now, queue, setting)
-    rung, fits = _lowest_rung(now, queue, order, aims, late, busy, setting)
-    levels = [_level(queue[place], late[place], rung, setting) for place in order]
-    return _batch(now, queue, order, aims, levels, rung, fits, busy, setting)
+    kinds, of_row = _kinds(queue)
+    least = [setting.seconds(1, kind.length, kind.lowest) for kind in kinds]
+    order, aims, late = _in_order(now, queue, [least[kind] for kind in of_row])
+    # A kind twice: as it is on time, and as it is late, at its lowest level.
+    places = np.array([of_row[p] + late[p] * len(kinds) for p in order])
+    rung, fits = _lowest_rung(now, places, aims, kinds, busy, setting)
+    levels = _levels(kinds, rung, setting)
+    times = _times(kinds, levels, setting)[places]
+    at = [levels[place] for place in places]
+    return _batch(now, queue, order, aims, at, times, rung, fits, busy, setting)
 
 
-def _alone(row: Waiting, level: float, setting: Setting) -> float:
-    return setting.seconds(1, row.length, level)
+def _kinds(queue: Sequence[Waiting]) -> tuple[list[Waiting], list[int]]:
+    """Rows that differ in what decides their times, one of each, and which of them a row is."""
+    numbers: dict[tuple[str, int, float, float], int] = {}
+    kinds: list[Waiting] = []
+    of_row = []
+    for row in queue:
+        key = row.tier, row.length, row.highest, row.lowest
+        number = numbers.setdefault(key, len(kinds))
+        if number == len(kinds):
+            kinds.append(row)
+        of_row.append(number)
+    return kinds, of_row
 
 
-def _level(row: Waiting, late: bool, rung: int, setting: Setting) -> float:
-    """A row's level at a rung: that of its tier, inside its own terms."""
-    if late:
-        return row.lowest
-    return min(max(setting.rungs[rung].get(row.tier, row.highest), row.lowest), row.highest)
+def _levels(kinds: Sequence[Waiting], rung: int, setting: Setting) -> list[float]:
+    """The level of each kind at a rung: that of its tier, inside its terms. Then of late ones."""
+    named = setting.rungs[rung]
+    on_time = [min(max(named.get(k.tier, k.highest), k.lowest), k.highest) for k in kinds]
+    return on_time + [kind.lowest for kind in kinds]
+
+
+def _times(
+    kinds: Sequence[Waiting], levels: Sequence[float], setting: Setting
+) -> NDArray[np.float64]:
+    both = zip([*kinds, *kinds], levels, strict=True)
+    return np.array([setting.seconds(1, kind.length, level) for kind, level in both])
 
 
 def _in_order(
-    now: float, queue: Sequence[Waiting], setting: Setting
+    now: float, queue: Sequence[Waiting], least: Sequence[float]
 ) -> tuple[list[int], NDArray[np.float64], list[bool]]:
     """Places by what each row aims at, those aims in that order, and which rows are late."""
     aims: list[float] = []
     late: list[bool] = []
-    for row in queue:
-        end = now + _alone(row, row.lowest, setting)
+    for row, takes in zip(queue, least, strict=True):
+        end = now + takes
         late.append(end > row.deadline)
-        aims.append(row.deadline if end <= row.deadline else row.latest)
-        if end > aims[-1]:
-            aims[-1] = np.inf  # past both
+        aim = row.latest if end > row.deadline else row.deadline
+        aims.append(aim if end <= aim else np.inf)  # past both: when there is time
     order = sorted(range(len(queue)), key=lambda place: (aims[place], queue[place].number))
     return order, np.array([aims[place] for place in order]), late
 
 
 def _lowest_rung(
     now: float,
-    queue: Sequence[Waiting],
-    order: Sequence[int],
+    places: NDArray[np.int64],
     aims: NDArray[np.float64],
-    late: Sequence[bool],
+    kinds: Sequence[Waiting],
     busy: Sequence[float],
     setting: Setting,
 ) -> tuple[int, bool]:
@@ -234,9 +275,7 @@ def _lowest_rung(
     low, high = 0, len(setting.rungs)
     while low < high:  # what fits at a rung fits at all that follow
         middle = (low + high) // 2
-        times = np.array(
-            [_alone(queue[p], _level(queue[p], late[p], middle, setting), setting) for p in order]
-        )
+        times = _times(kinds, _levels(kinds, middle, setting), setting)[places]
         if _all_fit(now, times, aims, busy, setting):
             high = middle
         else:
@@ -266,6 +305,7 @@ def _batch(
     order: Sequence[int],
     aims: NDArray[np.float64],
     levels: Sequence[float],
+    times: NDArray[np.float64],
     rung: int,
     fits: bool,
     busy: Sequence[float],
@@ -279,7 +319,6 @@ def _batch(
     most = min(setting.max_batch, -(-len(order) // idle))
     left = np.ones(len(order), bool)
     left[0] = False
-    times = np.array([_alone(queue[p], at, setting) for p, at in zip(order, levels, strict=True)])
     due = aims[0] if end <= aims[0] else np.inf
     for n in range(1, len(order)):
         if len(chosen) >= most or head.alone:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from apportion.serving.policy import Policy, Setting, Waiting, admit
+from apportion.serving.policy import Load, Policy, Setting, Waiting, admit
 from apportion.serving.terms import Refusal
 
 
@@ -46,6 +46,7 @@ def replay(
     coming = sorted(arrivals, key=lambda one: one.time)
     served: dict[int, Served] = {}
     queue: list[Waiting] = []
+    load = Load()
     ends = [0.0] * setting.workers  # when each worker is free
     heapq.heapify(ends)
     now, next_one = 0.0, 0
@@ -55,7 +56,7 @@ def replay(
             row = coming[next_one].row
             next_one += 1
             try:
-                admit([row], queue, setting)
+                load = admit([row], load, setting)
                 queue.append(row)
             except Refusal:
                 served[row.number] = Served(row.number, row.tier, None, None, False)
@@ -69,6 +70,7 @@ def replay(
         end = now + noise() * setting.seconds(len(rows), length, plan.level)
         heapq.heapreplace(ends, end)
         for row in rows:
+            load = load.plus(row, setting, -1)
             on_time = end <= row.deadline + 1e-9
             served[row.number] = Served(row.number, row.tier, plan.level, end, on_time, plan.rung)
         taken = set(plan.rows)

@@ -19,9 +19,8 @@ def slackfit(
         return None
     order = sorted(range(len(queue)), key=lambda place: (queue[place].deadline, place))
     head = queue[order[0]]
-    sizes = sorted({1, 2, 4, 8, 16, setting.max_batch} & set(range(1, setting.max_batch + 1)))
-    if head.alone:
-        sizes = [1]
+    most = 1 if head.alone else min(len(queue), setting.max_batch)
+    sizes = [size for size in (1, 2, 4, 8, 16, 32, 64) if size < most] + [most]
     points = [
         (setting.seconds(size, head.length, level), size, level)
         for level in setting.levels

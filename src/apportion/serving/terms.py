@@ -84,7 +84,7 @@ TIERS = (
 
 
 @dataclass(frozen=True)
-class Machine:
+class Capacity:
     """Threads, and how much may wait for them."""
 
     workers: int | None = None  # none: by the cores that the process may use
@@ -121,7 +121,7 @@ class Config:
     """A configuration file, checked."""
 
     name: str = ""  # of the model; empty: that of its folder
-    machine: Machine = field(default_factory=Machine)
+    machine: Capacity = field(default_factory=Capacity)
     tiers: tuple[Tier, ...] = TIERS
     limits: Limits = field(default_factory=Limits)
     rule: Rule = field(default_factory=Rule)
@@ -190,7 +190,7 @@ def config_of(tables: Mapping[str, Any], home: Path) -> Config:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"two tiers are called {twice[0]!r}")
-    machine = _value(Machine, tables.get("machine", {}), "[machine]")
+    machine = _value(Capacity, tables.get("machine", {}), "[machine]")
     limits = _value(Limits, tables.get("limits", {}), "[limits]")
     for where, values in (("[machine]", machine), ("[limits]", limits)):
         for one in fields(values):
