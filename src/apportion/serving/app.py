@@ -29,6 +29,7 @@ from apportion.serving.dialects import (
     Question,
     TextEmbeddingsInference,
     summary,
+    timings,
 )
 from apportion.serving.engine import ServingEngine, Ticket
 from apportion.serving.keys import Key, Keyring
@@ -73,7 +74,7 @@ class Service:
                 self._check_whole(ticket)
             told = summary(ticket)
             noted.update(tier=ticket.terms.tier, rows=len(question.texts), budget=told["budget"])
-            headers |= _timings(told, time.perf_counter() - started, ticket)
+            headers |= timings(told, time.perf_counter() - started, ticket)
             response = Response(
                 dialect.write(question, ticket, self.name), 200, headers, media_type=JSON
             )
@@ -83,8 +84,8 @@ class Service:
             response = Response(status_code=_GONE)
         except Exception as error:  # ours: the id leads to its kind in the log, and to no text
             noted["error"] = type(error).__name__
-            refusal = Refusal("failed", f"the server failed on this request; its id is {number}")
-            response = _refused(dialect, refusal, number, headers)
+            failure = Refusal("failed", f"the server failed on this request; its id is {number}")
+            response = _refused(dialect, failure, number, headers)
         seconds = time.perf_counter() - started
         route = request.scope["path"] if not request.path_params else "/v2/models/{model}/infer"
         self.metrics.http.labels(route, "POST", str(response.status_code)).observe(seconds)
@@ -169,9 +170,8 @@ class Service:
     def _count(self, ticket: Ticket, key: Key | None) -> None:
         if ticket.request is None:
             if ticket.refusal is not None and ticket.refusal.kind == "queue-full":
-                rows = max(len(ticket.texts), 1)
-                self.refused += rows
-                self.metrics.rows.labels(ticket.terms.tier, "refused").inc(rows)
+                self.refused += ticket.count
+                self.metrics.rows.labels(ticket.terms.tier, "refused").inc(ticket.count)
             return
         self.metrics.count(ticket, key.name if key else "-")
         if key and self.keyring:
@@ -184,7 +184,7 @@ class Service:
         if any(len(row.ids) >= longest for row in ticket.request.rows):
             raise Refusal("too-large", f"a text has {longest} tokens or more, and may not be cut")
 
-    async def show(self, request: Request, page: Callable[[Request], Any]) -> Response:
+    def show(self, request: Request, page: Callable[[Request], Any]) -> Response:
         """A page of facts, as JSON, for those who may see it."""
         number = _number(request)
         try:
@@ -206,11 +206,21 @@ def build_app(engine: ServingEngine, *, name: str, keyring: Keyring | None = Non
     """The application of an engine that was started."""
     service = Service(engine, name=name, keyring=keyring)
 
+    # Functions that say that they are asynchronous: others would be run in a thread.
     def answering(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
-        return lambda request: service.answer(request, dialect)
+        async def endpoint(request: Request) -> Response:
+            return await service.answer(request, dialect)
+
+        return endpoint
 
     def showing(page: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Response]]:
-        return lambda request: service.show(request, page)
+        async def endpoint(request: Request) -> Response:
+            return service.show(request, page)
+
+        return endpoint
+
+    async def described(_: Request) -> Response:
+        return Response(msgspec.json.encode(openapi()), media_type=JSON)
 
     async def live(_: Request) -> Response:
         return Response(b'{"live":true}', media_type=JSON)
@@ -221,7 +231,7 @@ def build_app(engine: ServingEngine, *, name: str, keyring: Keyring | None = Non
         return Response(PAGE.read_bytes(), 200, headers, media_type="text/html")
 
     async def metrics(request: Request) -> Response:
-        shown = await service.show(request, lambda _: None)
+        shown = service.show(request, lambda _: None)
         if shown.status_code != 200:
             return shown
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -243,7 +253,7 @@ def build_app(engine: ServingEngine, *, name: str, keyring: Keyring | None = Non
         Route("/health", service.ready),
         Route("/livez", live),
         Route("/metrics", metrics),
-        Route("/openapi.json", lambda _: Response(msgspec.json.encode(openapi()), media_type=JSON)),
+        Route("/openapi.json", described),
         Route("/", page),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _not_there})
@@ -334,17 +344,3 @@ def _number(request: Request) -> str:
     given = request.headers.get("x-request-id", "")
     good = 0 < len(given) <= 128 and given.isascii() and given.isprintable()
     return given if good else uuid.uuid4().hex
-
-
-def _timings(told: dict[str, Any], seconds: float, ticket: Ticket) -> dict[str, str]:
-    """Headers of an answer: ours, and those that clients of text-embeddings-inference read."""
-    assert ticket.request is not None
-    parts = [f"{name};dur={told[f'{name}_ms']:g}" for name in ("queue", "encode", "model")]
-    return {
-        "Server-Timing": ", ".join(parts),
-        "X-Apportion-Budget": f"{told['budget']:g}",
-        "x-compute-time": str(round(1000 * seconds)),
-        "x-queue-time": str(round(told["queue_ms"])),
-        "x-inference-time": str(round(told["model_ms"])),
-        "x-compute-tokens": str(sum(len(row.ids) for row in ticket.request.rows)),
-    }

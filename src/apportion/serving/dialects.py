@@ -249,6 +249,20 @@ def summary(ticket: Ticket) -> dict[str, Any]:
     }
 
 
+def timings(told: dict[str, Any], seconds: float, ticket: Ticket) -> dict[str, str]:
+    """Headers of an answer: ours, and those that clients of text-embeddings-inference read."""
+    assert ticket.request is not None
+    parts = [f"{name};dur={told[f'{name}_ms']:g}" for name in ("queue", "encode", "model")]
+    return {
+        "Server-Timing": ", ".join(parts),
+        "X-Apportion-Budget": f"{told['budget']:g}",
+        "x-compute-time": str(round(1000 * seconds)),
+        "x-queue-time": str(round(told["queue_ms"])),
+        "x-inference-time": str(round(told["model_ms"])),
+        "x-compute-tokens": str(sum(len(row.ids) for row in ticket.request.rows)),
+    }
+
+
 def service_tier(name: str | None, config: Config) -> str | None:
     """A tier by the words that OpenAI's clients have for one; a tier's own name will do too."""
     if name is None or name == "auto":

@@ -35,6 +35,7 @@ class Ticket:
         self, texts: Sequence[str], terms: Terms, model: Model, done: Callable[[Ticket], None]
     ) -> None:
         self.texts, self.terms, self.model = list(texts), terms, model
+        self.count = len(self.texts)
         self.received = 0.0
         self.request: Request | None = None
         self.refusal: Refusal | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from apportion import __version__
@@ -22,7 +24,7 @@ class Metrics:
     def __init__(self, engine: ServingEngine) -> None:
         self._engine = engine
         self.registry = CollectorRegistry()
-        where = {"registry": self.registry}
+        where: Any = {"registry": self.registry}
         self.http = Histogram(
             "http_server_request_duration_seconds",
             "Time from the first byte read to the answer.",
