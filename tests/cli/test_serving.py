@@ -19,6 +19,7 @@ import pytest
 from commands import run
 from small_export import write_export
 from texts import CLUES
+from written_forecast import write_forecast
 
 from apportion.serving.keys import digest_of
 
@@ -129,10 +130,7 @@ def serving(exported, tmp_path):
         folder = tmp_path / "model"
         if not folder.exists():
             shutil.copytree(exported, folder)
-            from apportion.serving.calibration import calibrate
-            from apportion.serving.runtime.session import Runtime
-
-            calibrate(Runtime(folder), seconds=0.5)
+            write_forecast(folder)
         given = ["--config", config(tmp_path, "[machine]\nthreads = 1\n" + text)]
         started.append(Server(folder, *given, *words))
         return started[-1], folder

@@ -49,14 +49,13 @@ def serve(
     def read() -> Config:
         return Config() if config is None else read_config(config)
 
-    with working_bar("calibrate", err) as bar:
-        run_server(
-            folder,
-            read,
-            host=host,
-            port=port,
-            anyone=anyone,
-            quiet=quiet,
-            progress=bar,
-            tell=lambda said: err.print(said, soft_wrap=True, highlight=False, markup=False),
-        )
+    run_server(
+        folder,
+        read,
+        host=host,
+        port=port,
+        anyone=anyone,
+        quiet=quiet,
+        watching=lambda: working_bar("calibrate", err),
+        tell=lambda said: err.print(said, soft_wrap=True, highlight=False, markup=False),
+    )

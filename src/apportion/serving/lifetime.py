@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -38,10 +38,13 @@ def run_server(
     port: int = 8000,
     anyone: bool = False,
     quiet: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    watching: Callable[[], AbstractContextManager[Callable[[int, int], None] | None]] = nullcontext,
     tell: Callable[[str], None] = lambda said: None,
 ) -> None:
-    """Serves a folder until SIGTERM or SIGINT. Complaints come before the model is loaded."""
+    """Serves a folder until SIGTERM or SIGINT. Complaints come before the model is loaded.
+
+    `watching` shows how far a calibration is, if there has to be one.
+    """
     config = read_config()
     if not _is_loopback(host) and config.keys is None and not anyone:
         raise ValueError(
@@ -53,7 +56,7 @@ def run_server(
     with _bound(host, port) as bound:
         # Or a thread that computes keeps the event loop waiting for 5 ms at a time.
         sys.setswitchinterval(5e-4)
-        _Lifetime(folder, read_config, config, bound, quiet, tell).run(progress)
+        _Lifetime(folder, read_config, config, bound, quiet, tell).run(watching)
 
 
 class _Lifetime:
@@ -76,12 +79,15 @@ class _Lifetime:
         log.handlers = [logging.StreamHandler(sys.stderr)]
         self.swapping = False
 
-    def run(self, progress: Callable[[int, int], None] | None) -> None:
+    def run(
+        self, watching: Callable[[], AbstractContextManager[Callable[[int, int], None] | None]]
+    ) -> None:
         """Loads the model and serves it until a signal."""
         keys = self.config.keys
         names = [tier.name for tier in self.config.tiers]
         keyring = None if keys is None else Keyring(read_keys(keys, names))
-        model = load_model(self.folder, self.config, progress=progress)
+        with watching() as progress:
+            model = load_model(self.folder, self.config, progress=progress)
         self.engine = ServingEngine(model)
         name = self.config.name or self.folder.resolve().name.replace(":", "-") or "model"
         app = build_app(self.engine, name=name, keyring=keyring)
