@@ -10,6 +10,7 @@ try:
         calibrate,
         predict,
         serve,
+        load,
         studies,
         reproduce,
     )
@@ -23,6 +24,7 @@ __all__ = [
     "convert",
     "export",
     "folders",
+    "load",
     "main",
     "predict",
     "reproduce",
