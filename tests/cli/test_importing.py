@@ -19,6 +19,8 @@ COMMANDS = (
     "cut",
     "bench",
     "predict",
+    "serve",
+    "load",
     "run",
     "report",
     "reproduce",
