@@ -36,6 +36,7 @@ class Ticket:
     ) -> None:
         self.texts, self.terms, self.model = list(texts), terms, model
         self.count = len(self.texts)
+        self.size = self.count + sum(map(len, self.texts))
         self.received = 0.0
         self.request: Request | None = None
         self.refusal: Refusal | None = None
@@ -54,8 +55,9 @@ class ServingEngine:
     def __init__(self, model: Model, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.queue = Queue(model, clock=clock)
         self.deaths = 0
-        self._texts: SimpleQueue[Ticket | None] = SimpleQueue()
-        self._pending = 0  # characters that are not encoded yet
+        self.closing = False  # nothing more is taken
+        self._texts: SimpleQueue[Ticket | float | None] = SimpleQueue()
+        self._pending = 0  # texts and characters that are not encoded yet
         self._lock = threading.Lock()
         self._workers: set[threading.Thread] = set()
         self._encoder: threading.Thread | None = None
@@ -71,15 +73,14 @@ class ServingEngine:
     def ask(self, ticket: Ticket) -> None:
         """Takes a ticket; it is told when all is done, from whichever thread did the last of it."""
         ticket.received = self.queue.clock()
-        size = sum(map(len, ticket.texts))
         with self._lock:
-            if self.queue.end is not None or self._stopped:
+            if self.closing:
                 raise Refusal("draining", "the server is about to end", retry_after_ms=1000)
-            if self._pending + size > _PENDING:
+            if self._pending + ticket.size > _PENDING:
                 raise Refusal(
                     "queue-full", "too many texts wait to be encoded", retry_after_ms=1000
                 )
-            self._pending += size
+            self._pending += ticket.size
         self._texts.put(ticket)
 
     def leave(self, ticket: Ticket, outcome: str = CANCELLED) -> None:
@@ -96,8 +97,13 @@ class ServingEngine:
         self.queue.swap(model)
 
     def drain(self, grace: float) -> None:
-        """Takes nothing more, and lowers budgets so that the queue is empty within the grace."""
-        self.queue.drain(grace)
+        """Takes nothing more, and lowers budgets so that the queue is empty within the grace.
+
+        Texts that were taken already are encoded first: the grace stands in line behind them.
+        """
+        with self._lock:
+            self.closing = True
+        self._texts.put(float(grace))
 
     def is_idle(self) -> bool:
         """Whether everybody has had an answer."""
@@ -107,14 +113,17 @@ class ServingEngine:
 
     def stop(self) -> None:
         """Ends the threads; whatever still waits is cancelled."""
+        with self._lock:
+            self.closing = True
+        self._texts.put(None)  # behind the last ticket
+        if self._encoder is not None:
+            self._encoder.join(timeout=5.0)
         self._stopped = True
         self.queue.give_up()
-        self._texts.put(None)
         with self.queue.changed:
             self.queue.changed.notify_all()
-        for thread in (self._encoder, *list(self._workers)):
-            if thread is not None and thread is not threading.current_thread():
-                thread.join(timeout=5.0)
+        for worker in list(self._workers):
+            worker.join(timeout=5.0)
 
     @property
     def workers_alive(self) -> int:
@@ -123,7 +132,7 @@ class ServingEngine:
 
     def trouble(self) -> str | None:
         """Why the server can't take requests now, if it can't."""
-        if self.queue.end is not None or self._stopped:
+        if self.closing:
             return "it is about to end"
         if not self.workers_alive or self._encoder is None or not self._encoder.is_alive():
             return "its threads have not started"
@@ -134,15 +143,16 @@ class ServingEngine:
     def _encode(self) -> None:
         """All texts that wait, of one model, in one call."""
         while (first := self._texts.get()) is not None:
-            tickets = [first]
+            waiting = [first]
             while not self._texts.empty():
-                ticket = self._texts.get()
-                if ticket is None:
-                    self._texts.put(None)
-                    break
-                tickets.append(ticket)
+                waiting.append(self._texts.get())
+            tickets = [one for one in waiting if isinstance(one, Ticket)]
             for model in dict.fromkeys(ticket.model for ticket in tickets):
                 self._encode_for(model, [one for one in tickets if one.model is model])
+            for grace in (one for one in waiting if isinstance(one, float)):
+                self.queue.drain(grace)
+            if None in waiting:
+                break
 
     def _encode_for(self, model: Model, tickets: list[Ticket]) -> None:
         started = time.perf_counter()
@@ -163,7 +173,6 @@ class ServingEngine:
             place += len(ticket.texts)
 
     def _submit(self, ticket: Ticket, encoded: list[list[int]], refusal: Refusal | None) -> None:
-        size = sum(map(len, ticket.texts))
         ticket.texts = []  # nobody needs them any more
         try:
             if refusal is not None:
@@ -182,7 +191,7 @@ class ServingEngine:
             ticket.end()
         finally:
             with self._lock:
-                self._pending -= size
+                self._pending -= ticket.size
 
     def _hire(self) -> None:
         worker = threading.Thread(target=self._work, name="worker", daemon=True)
@@ -268,6 +277,7 @@ def setting_of(
         max_tokens=machine.max_tokens,
         max_rows=machine.max_rows,
         rule=config.rule,
+        margin=min(getattr(forecast, "margin", 0.0), 1.0),
     )
 
 

@@ -150,7 +150,7 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains the queue; a second one ends at once."""
         assert self._loop is not None
-        if self._lifetime.engine.queue.end is not None:
+        if self._lifetime.engine.closing:
             self.should_exit = self.force_exit = True
         else:  # not here: a signal may come while the queue's lock is held
             self._loop.call_soon_threadsafe(self._begin_to_end)

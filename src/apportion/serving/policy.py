@@ -64,6 +64,7 @@ class Setting:
     max_rows: int = 20_000
     rule: Rule = field(default_factory=Rule)
     ratio: float = 1.0  # how much slower than forecast batches were of late
+    margin: float = 0.0  # that a target in milliseconds leaves, as a share of the forecast
 
     def seconds(self, rows: int, length: int, level: float) -> float:
         """How long a batch takes, as things are."""
@@ -142,7 +143,7 @@ def highest_in_time(terms: Terms, length: int, setting: Setting, *, spent: float
     The lowest of its terms if none would. What the row asks for is this: load may lower it, and
     its own target already has.
     """
-    left = terms.target_ms / 1000.0 - spent
+    left = (terms.target_ms / 1000.0 - spent) / (1.0 + setting.margin)
     fitting = [
         level
         for level in setting.levels

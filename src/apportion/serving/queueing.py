@@ -212,8 +212,8 @@ class Queue:
         with self.changed:
             now = self.clock()
             self._running.discard(batch)
-            took = (now - batch.started) / batch.predicted
             low, high = _SLOWER
+            took = min((now - batch.started) / batch.predicted, high)  # one stall is no trend
             self.ratio = min(max(0.9 * self.ratio + 0.1 * took, low), high)
             for row, answer in zip(batch.rows, probabilities, strict=True):
                 if row.outcome is None:
