@@ -143,7 +143,7 @@ class ServingEngine:
     def _encode(self) -> None:
         """All texts that wait, of one model, in one call."""
         while (first := self._texts.get()) is not None:
-            waiting = [first]
+            waiting: list[Ticket | float | None] = [first]
             while not self._texts.empty():
                 waiting.append(self._texts.get())
             tickets = [one for one in waiting if isinstance(one, Ticket)]

@@ -172,7 +172,8 @@ def _capacity(
 
     The client waits for each answer, so the server is idle when it asks and lowers nothing.
     """
-    took, end = [], time.perf_counter() + seconds
+    took: list[float] = []
+    end = time.perf_counter() + seconds
     draw = random.Random(0)
     while time.perf_counter() < end or len(took) < 5:
         body = {"input": [draw.choice(texts) for _ in range(rows)], "tier": "high-quality"}
