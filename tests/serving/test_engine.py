@@ -6,11 +6,20 @@ import threading
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from virtual import LEVELS, Affine, logits, model
 
 from apportion.serving import engine as engines
-from apportion.serving.engine import ServingEngine, Ticket, setting_of, share_cores, usable_cores
+from apportion.serving.engine import (
+    ServingEngine,
+    Ticket,
+    load_model,
+    setting_of,
+    share_cores,
+    usable_cores,
+)
+from apportion.serving.prediction import softmax
 from apportion.serving.queueing import ANSWERED, CANCELLED
 from apportion.serving.terms import Asked, Capacity, Config, Refusal, agree
 
@@ -165,3 +174,32 @@ def test_the_number_of_workers_stays(started):
     engine = started()
     with pytest.raises(ValueError, match="workers can't be changed"):
         engine.swap(model(workers=3))
+
+
+@pytest.mark.slow
+def test_a_row_in_any_batch_is_answered_as_the_model_answers_it_alone(tmp_path):
+    from small_export import write_export
+    from texts import rows
+    from written_forecast import write_forecast
+
+    folder = write_export(tmp_path)
+    write_forecast(folder)
+    served = load_model(folder, Config(machine=Capacity(threads=1)))
+    engine, ends = ServingEngine(served), Ends()
+    engine.start()
+    texts = [text for _, text in rows(40, 3)]
+    try:
+        for budget in (0.25, 0.5, 1.0):
+            terms = agree(Asked(budget=budget), served.config, levels=served.levels)
+            engine.ask(Ticket(texts, terms, served, ends))
+        ended = ends.wait_for(3)
+    finally:
+        engine.stop()
+    batches = set()
+    for one in ended:
+        for text, row in zip(texts, one.request.rows, strict=True):
+            alone = served.tokenizer.pad_arrays(served.tokenizer.encode([text]))
+            wanted = softmax(served.runtime(**alone, budget=row.level))[0]
+            np.testing.assert_allclose(row.probabilities, wanted, atol=1e-4)
+            batches.add(row.batch)
+    assert max(batches) > 1
