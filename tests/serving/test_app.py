@@ -303,7 +303,7 @@ def wait_until(true, seconds=10.0):
 
 def test_a_full_queue_refuses_the_whole_request_and_says_when_to_come_back(app, switch):
     switch.go.clear()
-    body = ("POST", "/v1/classify", {"input": ["a"] * 4, "timeout_ms": 300})
+    body = ("POST", "/v1/classify", {"input": ["a"] * 4, "timeout_ms": 1000})
     replies = call_all(app, *[body] * 8)
     refused = [reply for reply in replies if reply.status == 429]
     assert refused and {reply.status for reply in replies} == {429, 504}
@@ -327,8 +327,10 @@ def test_a_client_that_leaves_takes_its_rows_out_of_the_queue(app, switch):
 
     async def two():
         first = asyncio.ensure_future(send(app, "POST", "/v1/classify", {"input": "a"}))
-        await asyncio.sleep(0.1)  # it runs
-        gone = await send(app, "POST", "/v1/classify", {"input": "b"}, leave_after=0.1)
+        while not switch.calls:  # until it runs
+            await asyncio.sleep(0.005)
+        waits = engine_of(app).queue.has_rows
+        gone = await send(app, "POST", "/v1/classify", {"input": "b"}, leave_when=waits)
         switch.go.set()
         return await first, gone
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +27,10 @@ async def send(
     body: Any = None,
     headers: dict[str, str] | None = None,
     *,
-    leave_after: float | None = None,
+    leave_when: Callable[[], bool] | None = None,
     parts: list[tuple[float, bytes]] | None = None,
 ) -> Reply:
-    """One request. `leave_after` seconds the client hangs up; `parts` come after their waits."""
+    """One request. The client hangs up once `leave_when` says so; `parts` come after their waits."""
     if body is not None and not isinstance(body, bytes):
         body = json.dumps(body).encode()
     given = {"content-type": "application/json", **(headers or {})}
@@ -56,7 +57,8 @@ async def send(
             wait, part = coming.pop(0)
             await asyncio.sleep(wait)
             return {"type": "http.request", "body": part, "more_body": bool(coming)}
-        await asyncio.sleep(3600 if leave_after is None else leave_after)
+        while leave_when is None or not leave_when():
+            await asyncio.sleep(3600 if leave_when is None else 0.005)
         return {"type": "http.disconnect"}
 
     async def sent(message):

@@ -60,7 +60,9 @@ class Service:
     async def answer(self, request: Request, dialect: Dialect) -> Response:
         """One request of any dialect, from its bytes to its answer."""
         started, number = time.perf_counter(), _number(request)
-        noted: dict[str, Any] = {"id": number, "route": request.scope["path"], "key": "-"}
+        # The route and not the path, in which a client may write what it likes.
+        route = request.scope["path"] if not request.path_params else "/v2/models/{model}/infer"
+        noted: dict[str, Any] = {"id": number, "route": route, "key": "-"}
         headers = {"X-Request-Id": number}
         try:
             key = self._key(request)
@@ -87,7 +89,6 @@ class Service:
             failure = Refusal("failed", f"the server failed on this request; its id is {number}")
             response = _refused(dialect, failure, number, headers)
         seconds = time.perf_counter() - started
-        route = request.scope["path"] if not request.path_params else "/v2/models/{model}/infer"
         self.metrics.http.labels(route, "POST", str(response.status_code)).observe(seconds)
         noted.update(status=response.status_code, ms=round(1000 * seconds, 2))
         _access.info(json.dumps(noted))
@@ -107,7 +108,7 @@ class Service:
             raise Refusal("media-type", f"the body is {JSON}, not {kind[:80]}")
         limits = self.config.limits
         length = request.headers.get("content-length", "0")
-        if length.isdigit() and int(length) > limits.body:
+        if length.isascii() and length.isdigit() and int(length[:18]) > limits.body:
             raise _too_large(limits.body)
         try:
             return await asyncio.wait_for(_read(request, limits.body), limits.body_seconds)
@@ -142,15 +143,14 @@ class Service:
         except Refusal as refusal:
             ticket.refusal = refusal
         finally:
+            gone = left.done()
             left.cancel()
             if not future.done():
-                gone = left.done() and not left.cancelled()
                 self.engine.leave(ticket, CANCELLED if gone else TIMED_OUT)
         self._count(ticket, key)
-        if not future.done() and ticket.refusal is None:
-            if left.done() and not left.cancelled():
-                raise ClientDisconnect
-            raise _timed_out(terms.timeout_ms)
+        # An answer that came at the last moment counts as one: the rows' outcomes are final now.
+        if gone and _outcome(ticket) != ANSWERED:
+            raise ClientDisconnect
         return _answered(ticket)
 
     def _asked(self, question: Question, in_path: str | None) -> Asked:
@@ -285,11 +285,15 @@ def _refused(dialect: Dialect, refusal: Refusal, number: str, headers: dict[str,
     return Response(body, STATUS[refusal.kind], headers, media_type=kind)
 
 
+def _outcome(ticket: Ticket) -> str:
+    """How it ended; a ticket that never came to the queue was waited for too long."""
+    return TIMED_OUT if ticket.request is None else ticket.request.outcome
+
+
 def _answered(ticket: Ticket) -> Ticket:
     if ticket.refusal is not None:
         raise ticket.refusal
-    assert ticket.request is not None
-    outcome = ticket.request.outcome
+    outcome = _outcome(ticket)
     if outcome == TIMED_OUT:
         raise _timed_out(ticket.terms.timeout_ms)
     if outcome == FAILED:
