@@ -30,7 +30,7 @@ async def send(
     leave_when: Callable[[], bool] | None = None,
     parts: list[tuple[float, bytes]] | None = None,
 ) -> Reply:
-    """One request. The client hangs up once `leave_when` says so; `parts` come after their waits."""
+    """One request. The client leaves once `leave_when` says so; `parts` come after their waits."""
     if body is not None and not isinstance(body, bytes):
         body = json.dumps(body).encode()
     given = {"content-type": "application/json", **(headers or {})}
