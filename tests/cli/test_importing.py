@@ -21,6 +21,8 @@ COMMANDS = (
     "calibrate",
     "certify",
     "predict",
+    "serve",
+    "load",
     "run",
     "report",
     "reproduce",

@@ -10,6 +10,8 @@ try:
         certify,
         calibrate,
         predict,
+        serve,
+        load,
         studies,
         reproduce,
     )
@@ -24,9 +26,11 @@ __all__ = [
     "convert",
     "export",
     "folders",
+    "load",
     "main",
     "predict",
     "reproduce",
+    "serve",
     "studies",
     "train",
 ]

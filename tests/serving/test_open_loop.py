@@ -1,0 +1,108 @@
+"""Load: times fixed beforehand, ids counted on both sides, this machine only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+from itertools import pairwise
+
+import pytest
+from small_export import write_export
+from texts import rows
+from typer.testing import CliRunner
+from written_forecast import write_forecast
+
+from apportion.serving.open_loop import Hit, Shot, fire, send_times, summarise
+from apportion.serving.terms import config_of, tomllib
+from apportion.study.load_arms import ARMS, LoadPlan, arm_config
+
+
+def test_poisson_and_gamma_arrivals_have_their_rate_and_spread():
+    for trace, cv2 in (("poisson", 1.0), ("gamma:8", 8.0)):
+        times = send_times(trace, rate=200.0, seconds=100.0, seed=3)
+        gaps = [later - one for one, later in pairwise(times)]
+        assert times == sorted(times) and times[-1] < 100.0
+        assert statistics.mean(gaps) == pytest.approx(0.005, rel=0.1)
+        assert statistics.variance(gaps) / statistics.mean(gaps) ** 2 == pytest.approx(cv2, rel=0.3)
+    assert send_times("poisson", rate=9, seconds=5) == send_times("poisson", rate=9, seconds=5)
+
+
+def test_a_trace_keeps_its_gaps_and_is_scaled_to_the_rate(tmp_path):
+    stamps = ["2023-11-16 18:17:03.9799600", "2023-11-16 18:17:04.0", "2023-11-16 18:17:06"]
+    (tmp_path / "t.csv").write_text("TIMESTAMP,Tokens\n" + "".join(f"{s},1\n" for s in stamps))
+    first, second = send_times(str(tmp_path / "t.csv"), rate=1.0, seconds=50.0)[:2]
+    assert (second - first) / first == pytest.approx(2.0 / 0.02004, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("trace", "options", "says"),
+    [
+        ("poisson", {"rate": 1e4, "seconds": 600}, "are more than 100000"),
+        ("poisson", {"rate": 1.0, "seconds": 1e6}, "600 s at most"),
+        ("poisson", {"rate": 0.0, "seconds": 1.0}, "a rate above 0"),
+        ("gamma:x", {"rate": 1.0, "seconds": 1.0}, "as gamma:8, not 'gamma:x'"),
+        ("none.csv", {"rate": 1.0, "seconds": 1.0}, "has no column TIMESTAMP"),
+    ],
+)
+def test_bad_arrivals_are_one_sentence(trace, options, says):
+    with pytest.raises(ValueError, match=says):
+        send_times(trace, **options)
+
+
+def test_load_is_for_this_machine_only():
+    with pytest.raises(ValueError, match="load is for a server on this machine, not for example"):
+        asyncio.run(fire("http://example.org/", []))
+
+
+def hit(status=200, latency=0.01, number="a", lateness=0.0, **told):
+    shot = Shot("a", 0.0, {}, 50.0)
+    return Hit(shot, status, latency, lateness, number, {"budget": 1.0, **told})
+
+
+def test_attainment_is_of_all_requests_and_ids_are_counted():
+    found = summarise([hit(), hit(latency=0.2), hit(429), hit(0), hit(504), hit(number="b")])
+    assert (found["sent"], found["answered"], found["met"]) == (6, 3, 2)
+    assert found["attainment"] == pytest.approx(2 / 6)
+    assert (found["refused"], found["lost"], found["timed_out"], found["twice"]) == (1, 1, 1, 2)
+    assert not found["void"] and summarise([hit(lateness=0.1)])["void"]
+
+
+@pytest.mark.parametrize("arm", [*ARMS, "refuse-at-7"])
+def test_the_configuration_of_every_arm_is_one_that_a_server_takes(arm, tmp_path):
+    config = config_of(tomllib.loads(arm_config(arm, (0.25, 0.5, 1.0))), tmp_path)
+    config = config.fitted((0.25, 0.5, 1.0))
+    levels = {tier.levels_of((0.25, 0.5, 1.0)) for tier in config.tiers}
+    wanted = {"static-full": {(1.0, 1.0)}, "static-small": {(0.25, 0.25)}}
+    if arm in wanted:
+        assert levels == wanted[arm]
+    assert config.machine.max_rows == (int(arm[10:]) if arm.startswith("refuse") else 20_000)
+
+
+def test_a_plan_that_cannot_run_is_refused():
+    with pytest.raises(ValueError, match="there is no arm 'best'"):
+        LoadPlan(arms=("best",))
+    with pytest.raises(ValueError, match="runs the whole budget"):
+        LoadPlan(arms=("static-small",))
+    with pytest.raises(ValueError, match="turns is a number above 0"):
+        LoadPlan(turns=0)
+
+
+@pytest.mark.slow
+def test_arms_take_turns_and_both_sides_count_the_same(tmp_path):
+    from apportion.cli import app
+
+    folder = write_export(tmp_path)
+    write_forecast(folder, each=1.0)
+    (tmp_path / "texts").write_text("\n".join(text for _, text in rows(20, 3)))
+    words = ["load", str(folder), str(tmp_path / "texts"), "--seconds", "2", "--load", "0.5"]
+    words += ["--arms", "ladder,refuse-at-64", "--out", str(tmp_path / "load.jsonl")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    records = [json.loads(line) for line in (tmp_path / "load.jsonl").read_text().splitlines()]
+    assert {record["arm"] for record in records} == {"ladder", "refuse-at-64"}
+    for record in records:
+        found, server = record["results"], record["server"]
+        assert found["sent"] > 0 and found["lost"] == found["twice"] == found["failed"] == 0
+        assert server.get("ok", 0) == found["answered"]
+        assert found["answered"] + found["refused"] + found["timed_out"] == found["sent"]
