@@ -112,9 +112,10 @@ class Audited:
             if is_audited(str(row.line), self.share, salt=self.salt)
         ]
         whole, top = self._whole([encoded[place] for place in chosen])
+        rings = False
         for place, one in zip(chosen, whole, strict=True):
-            self.drift.observe(bool(likely[place].argmax() != one.argmax()))
-        if self.drift.alarm:
+            rings = self.drift.observe(bool(likely[place].argmax() != one.argmax()))
+        if rings:
             return self._whole(encoded)
         likely[chosen], levels[chosen] = whole, top
         return likely, levels

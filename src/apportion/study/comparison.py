@@ -116,7 +116,9 @@ def read_comparison(path: Path) -> Comparison:
         }
         del known["goals"]
         check("the file", data, known)
-        values = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
+        values: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in data.items()
+        }
         return _checked(Comparison(**values, goals=tuple(map(_goal, goals))))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path.name}: {error}") from None
