@@ -72,8 +72,8 @@ def test_keys_are_those_that_stages_always_had():
         "given": ("af96a5e2304e", "af96a5e2304e", "e199f8fee8b0"),
         "words": ("fc290155e8c0", "fc290155e8c0", "e199f8fee8b0"),
         "scored": ("bf28e1fe54d0", "bf28e1fe54d0", "e199f8fee8b0"),
-        "converted": ("ac27edd839e4", "28712d1d92bb", "e199f8fee8b0"),
-        "nested": ("c71c59def756", "1539b29bd591", "4e48e1733c87"),
+        "converted": ("d3e7d7c90d93", "28712d1d92bb", "e199f8fee8b0"),
+        "nested": ("9e6ddea52556", "1539b29bd591", "4e48e1733c87"),
         "specialist": ("fcb613c5944d", "fcb613c5944d", "8025cd3c7b52"),
     }
 
