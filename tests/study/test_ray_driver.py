@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
+
+import psutil
 import pytest
 from clusters import ON_RAY, two_cpus, workers
 from witnesses import Quiet
@@ -50,18 +54,25 @@ score = "loss-increase"
 RUN = {"time", "seconds", "command", "training", "share_of_passes", "share_of_padded_passes"}
 
 
-class Killer(Quiet):
-    """Kills the worker of the first stage that begins, once."""
+@contextmanager
+def one_killed(*methods):
+    """Kills the first worker that is seen at a stage of these methods; the list then has it."""
+    killed, ended = [], Event()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.killed = 0
+    def watch() -> None:
+        while not killed and not ended.wait(0.005):
+            for worker in [one for method in methods for one in workers(method)][:1]:
+                with suppress(psutil.Error):
+                    worker.kill()
+                    killed.append(worker)
 
-    def started(self, stage, left) -> None:
-        super().started(stage, left)
-        for worker in workers(stage.method)[: 1 - self.killed]:
-            worker.kill()
-            self.killed += 1
+    watching = Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield killed
+    finally:
+        ended.set()
+        watching.join()
 
 
 @pytest.fixture(scope="module")
@@ -98,15 +109,16 @@ def test_a_killed_worker_is_tried_again_and_a_lost_dense_model_is_made_once(clus
     dense, *rest = plan.stages
     results = tmp_path / "small.jsonl"
     first = ray_driver.run(
-        plan.of_seeds(1), tmp_path / "runs", results=tmp_path / "whole.jsonl", watcher=Killer()
+        plan.of_seeds(1), tmp_path / "runs", results=tmp_path / "whole.jsonl", watcher=Quiet()
     )
     # The records of the dense model alone are there: both that come from it wait for one maker.
     for record in first:
         if record["stage"] == dense.key:
             records.append(results, record)
-    watcher = Killer()
-    found = ray_driver.run(plan, tmp_path / "lost", results=results, watcher=watcher)
-    assert watcher.killed == 1
+    watcher = Quiet()
+    with one_killed(*(stage.method for stage in plan.stages)) as killed:
+        found = ray_driver.run(plan, tmp_path / "lost", results=results, watcher=watcher)
+    assert len(killed) == 1
     assert sorted(watcher.done) == sorted(stage.label for stage in rest)
     assert checkpoint_folder(dense, tmp_path / "lost").is_dir()
     assert {r["stage"] for r in found} == {stage.key for stage in plan.stages}

@@ -199,7 +199,8 @@ def _run(
     from apportion.serving.ray_texts import Noted, Texts
 
     cpus = float(ray.cluster_resources().get("CPU", 1.0))
-    actors = actors or max(1, int(cpus))
+    source = Texts(shards, columns, group=_GROUP, done=Parts(place).numbers())
+    actors = min(actors or max(1, int(cpus)), len(source.groups))  # more would have nothing to do
     # Actors that take all CPUs would leave none to the readers that they wait for. CPUs are a count
     # to Ray and no fence: each actor still has its thread.
     share = max(0.01, min(0.8, round((cpus - _FREE) / actors, 2)))
@@ -213,7 +214,6 @@ def _run(
     }
     settings.checkpoint_config = CheckpointConfig("row", str(place / "done"), **noting)
     few = max(1, actors // 4)  # readers and writers: each is a process, and Ray would start many
-    source = Texts(shards, columns, group=_GROUP, done=Parts(place).numbers())
     with DataContext.current(settings):
         blocks = len(source.groups)
         rows = read_datasource(

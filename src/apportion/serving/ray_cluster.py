@@ -35,17 +35,17 @@ def require_ray() -> ModuleType:
 def connected(address: str | None = None, *, cpus: int | None = None) -> Iterator[ModuleType]:
     """Ray inside: the cluster at an address, or one started on this machine and ended again.
 
-    A program that is connected already stays so, whatever the address.
+    A program that is connected already stays so; an address must answer all the same.
     """
     ray = require_ray()
+    if address is not None:
+        _check_answers(address)
     if ray.is_initialized():
         yield ray
         return
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
         quiet |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": _OBJECTS}
-    else:
-        _check_answers(address)
     try:
         ray.init(address=address or "local", **quiet)
     except Exception as error:  # of many kinds: no such cluster, another version, a busy machine
