@@ -11,6 +11,8 @@ from threading import Thread
 from types import ModuleType
 from typing import Any
 
+from apportion.files import first_line
+
 _QUICK, _PATIENT = 4.0, 8.0  # seconds to wait for a port to answer, and for Ray behind it
 _OBJECTS = 256 * 2**20  # bytes of shared memory on a machine of one's own: blocks are small
 # What a client of HTTP/2 says first, and empty settings; a server of gRPC, as Ray's is, answers
@@ -50,8 +52,8 @@ def connected(address: str | None = None, *, cpus: int | None = None) -> Iterato
         ray.init(address=address or "local", **quiet)
     except Exception as error:  # of many kinds: no such cluster, another version, a busy machine
         if address is None:
-            raise OSError(f"Ray did not start on this machine: {_first_line(error)}") from error
-        raise ValueError(f"no Ray at {address!r}: {_first_line(error)}") from None
+            raise OSError(f"Ray did not start on this machine: {first_line(error)}") from error
+        raise ValueError(f"no Ray at {address!r}: {first_line(error)}") from None
     try:
         yield ray
     finally:
@@ -86,8 +88,3 @@ def _has_cluster(address: str) -> bool:
     asking.start()
     asking.join(_PATIENT)
     return bool(found)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
