@@ -194,9 +194,21 @@ def _parts(
     plan: Comparison, subject: Subject, watch: Callable[[str, int, int], None] | None
 ) -> list[Part]:
     own = {"subject": subject.name, "weights": subject.weights}
-    parts = [
-        Part("answers", "peer_answers", lambda: measure_answers(subject, batch=plan.batch), own),
-        Part("memory", "peer_memory", lambda: measure_memory(subject), own),
+    # Times first: a machine is idle for so long, and the rest does not mind company.
+    parts = []
+    for threads in plan.threads:
+        for shape in plan.timed:
+            words = f"{shape}, {threads} thread{'s' * (threads > 1)}"
+            parts.append(
+                Part(
+                    words,
+                    "peer_latency",
+                    _timing(plan, subject, shape, threads, words, watch),
+                    {**own, "shape": shape, "threads": threads},
+                )
+            )
+    return [
+        *parts,
         Part(
             "switching",
             "peer_switching",
@@ -209,19 +221,9 @@ def _parts(
             lambda: measure_throughput(subject, batch=plan.batch, repeats=plan.grouped_repeats),
             own,
         ),
+        Part("memory", "peer_memory", lambda: measure_memory(subject), own),
+        Part("answers", "peer_answers", lambda: measure_answers(subject, batch=plan.batch), own),
     ]
-    for threads in plan.threads:
-        for shape in plan.timed:
-            words = f"{shape}, {threads} thread{'s' * (threads > 1)}"
-            parts.append(
-                Part(
-                    words,
-                    "peer_latency",
-                    _timing(plan, subject, shape, threads, words, watch),
-                    {**own, "shape": shape, "threads": threads},
-                )
-            )
-    return parts
 
 
 def _timing(
