@@ -158,8 +158,9 @@ class _Search:
 
     def _scores(self) -> Tensor:
         """Scores by which units are bought as was found: first those of the smallest budget."""
-        assert self.model.gates.order is not None
-        place = self.model.gates.order.cpu().argsort()  # inside a level, the order that was given
+        order = self.model.gates.order
+        assert order is not None
+        place = order.cpu().argsort()  # inside a level, the order that was given
         level = torch.full((len(self.units),), len(self.at))
         for number, counts in reversed(list(enumerate(self.at.values()))):
             level[torch.tensor(self._allocation(counts).kept)] = number

@@ -10,7 +10,7 @@ from torch import nn
 
 from apportion.data.task import Task
 from apportion.elastic.conversion import Converted, convert
-from apportion.elastic.elastic import Elastic
+from apportion.elastic.elastic import Elastic, check_elastic
 from apportion.models.configs import is_of_transformers
 from apportion.training.loop import Fitted, fit
 from apportion.training.progress import Tick, telling
@@ -69,8 +69,7 @@ def train(
         teacher=teacher,
         progress=progress,
     )
-    assert isinstance(trained.model, Elastic)
-    return Trained(trained.model, whole, converted, trained)
+    return Trained(check_elastic(trained.model), whole, converted, trained)
 
 
 def steps(
