@@ -121,49 +121,26 @@ def _convert_texts(
     agreement: float,
     as_json: bool,
 ) -> None:
-    """Converts a model with texts alone: no experiment, since there is no accuracy to measure."""
-    import torch
-
     from apportion.cli.running import vouched_in_words
     from apportion.data.unlabelled import read_texts
-    from apportion.elastic.checkpoint import Checkpoint, save
-    from apportion.elastic.conversion import convert as convert_model
-    from apportion.files import holding
-    from apportion.models.hub import load_model, load_tokenizer, own_classes
-    from apportion.study.records import provenance
-    from apportion.study.report.table import Table
     from apportion.study.report.terminal import show
+    from apportion.study.text_conversion import agreement_tables, convert_texts
     from apportion.training.progress import telling, training_bar
 
     found = read_texts(file, columns)
     if found.had_labels:
         err.print(f"{file.name} has labels; they are not looked at (--data measures accuracy)")
-    classes = own_classes(name)
-    words = load_tokenizer(name, length)
-    model = load_model(name, classes, 0, trained=True)
-    with holding(into), training_bar(err) as bar:
-        made = convert_model(
-            model,
+    with training_bar(err) as bar:
+        made = convert_texts(
+            name,
             found.texts[:rows],
-            tokenizer=words,
+            into=into,
+            length=length,
             units=units,
             agreement=agreement,
             progress=telling(bar),
         )
-        facts = {**made.facts, **provenance(threads=torch.get_num_threads())}
-        notes = {"classes": classes, "method": "converted", "recipes": [], "training": facts}
-        save(Checkpoint(made.model, notes, None, words), into / "checkpoint")
     told = made.facts["vouched"]
-    budgets = [
-        {
-            "budget": budget,
-            "answers as the whole model": f"{share:.1%}",
-            "at least": f"{bound:.1%}",
-            "in its range": "yes" if float(budget) >= told.get("from", 1.0) else "no",
-        }
-        for budget, (share, bound) in told.get("agreement", {}).items()
-    ]
-    title = f"Agreement with the whole model on {told['rows']:,} other texts"
-    show([Table.of_rows("agreement", title, rows=budgets)] if budgets else [], as_json)
+    show(agreement_tables(told), as_json)
     err.print(vouched_in_words(told), highlight=False)
     err.print(f"checkpoint: {into / 'checkpoint'}", highlight=False)

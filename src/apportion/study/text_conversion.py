@@ -1,0 +1,56 @@
+"""A conversion with texts alone: no experiment, since there is no accuracy to measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from apportion.elastic.checkpoint import Checkpoint, save
+from apportion.elastic.conversion import Converted, convert
+from apportion.elastic.vouching import AGREEMENT
+from apportion.files import holding
+from apportion.models.hub import load_model, load_tokenizer, own_classes
+from apportion.study.records import provenance
+from apportion.study.report.table import Table
+
+
+def convert_texts(
+    name: str,
+    texts: Sequence[str],
+    *,
+    into: Path,
+    length: int,
+    units: str = "all",
+    agreement: float = AGREEMENT,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Converted:
+    """Converts a model of Transformers with some of its texts; writes the checkpoint."""
+    classes = own_classes(name)
+    words = load_tokenizer(name, length)
+    model = load_model(name, classes, 0, trained=True)
+    with holding(into):
+        made = convert(
+            model, texts, tokenizer=words, units=units, agreement=agreement, progress=progress
+        )
+        facts = {**made.facts, **provenance(threads=torch.get_num_threads())}
+        notes = {"classes": classes, "method": "converted", "recipes": [], "training": facts}
+        save(Checkpoint(made.model, notes, None, words), into / "checkpoint")
+    return made
+
+
+def agreement_tables(told: Mapping[str, Any]) -> list[Table]:
+    """What was vouched for, budget by budget; no table where too few texts were left for it."""
+    budgets = [
+        {
+            "budget": budget,
+            "answers as the whole model": f"{share:.1%}",
+            "at least": f"{bound:.1%}",
+            "in its range": "yes" if float(budget) >= told.get("from", 1.0) else "no",
+        }
+        for budget, (share, bound) in told.get("agreement", {}).items()
+    ]
+    title = f"Agreement with the whole model on {told['rows']:,} other texts"
+    return [Table.of_rows("agreement", title, rows=budgets)] if budgets else []
