@@ -11,6 +11,7 @@ import pytest
 from virtual import LEVELS, Affine, logits, model
 
 from apportion.serving import engine as engines
+from apportion.serving.admitted import ANSWERED, CANCELLED
 from apportion.serving.engine import (
     ServingEngine,
     Ticket,
@@ -20,7 +21,6 @@ from apportion.serving.engine import (
     usable_cores,
 )
 from apportion.serving.prediction import softmax
-from apportion.serving.queueing import ANSWERED, CANCELLED
 from apportion.serving.terms import Asked, Capacity, Config, Refusal, agree
 
 
