@@ -153,6 +153,29 @@ def test_a_text_that_breaks_the_tokenizer_spoils_no_other_request(started):
     assert engine.is_idle()
 
 
+def test_requests_that_are_encoded_together_each_get_their_own_rows(started):
+    class Gated:
+        length = 128
+
+        def __init__(self, words):
+            self.words, self.pad_arrays, self.gate = words, words.pad_arrays, threading.Event()
+
+        def encode(self, texts):
+            assert self.gate.wait(20)
+            return self.words.encode(texts)
+
+    engine, ends = started(), Ends()
+    words = Gated(engine.queue.model.tokenizer)
+    engine.queue.model = replace(engine.queue.model, tokenizer=words)
+    asked = [["a"], ["b b", "c"], ["d d d", "e", "f"], ["g g"]]  # the first one holds the encoder
+    for texts in asked:
+        engine.ask(ticket(engine, ends, texts))
+    words.gate.set()
+    ends.wait_for(len(asked))
+    got = sorted(tuple(map(tuple, (row.ids for row in one.request.rows))) for one in ends.ended)
+    assert got == sorted(tuple(map(tuple, words.words.encode(texts))) for texts in asked)
+
+
 def test_an_engine_that_stops_cancels_what_waits(started):
     gate, ends = threading.Event(), Ends()
 

@@ -177,8 +177,8 @@ class ServingEngine:
         seconds, place = time.perf_counter() - started, 0
         for ticket in tickets:
             ticket.encode_seconds = seconds
-            self._submit(ticket, encoded[place : place + len(ticket.texts)], None)
-            place += len(ticket.texts)
+            self._submit(ticket, encoded[place : place + ticket.count], None)
+            place += ticket.count
 
     def _submit(self, ticket: Ticket, encoded: list[list[int]], refusal: Refusal | None) -> None:
         ticket.texts = []  # nobody needs them any more
