@@ -65,7 +65,7 @@ class TargetRecord(ServedRecord):
     """Requests with a target in milliseconds, alone or under load."""
 
     kind: ClassVar[str] = "target"
-    load: Annotated[float, "0, or the share of what the smallest budget carries"]
+    load: Annotated[float, "0, or the share of what the whole budget carries"]
     target_ms: Annotated[float, "milliseconds that answers were to come within"]
     fastest_ms: Annotated[float, "a row's median time at the smallest budget, as a client sees it"]
     tokens: Annotated[int, "of the texts, at most"]
