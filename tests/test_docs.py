@@ -24,6 +24,7 @@ from apportion.study.report.markdown import fill
 from apportion.study.report.paper_page import PaperReport, markdown
 from apportion.study.report.paper_tables import sections_of
 from apportion.study.report.peer_tables import comparison_tables
+from apportion.study.report.serving_tables import STUDY, serving_tables
 from apportion.study.report.study_tables import study_tables
 
 HOME = Path(__file__).parent.parent
@@ -59,9 +60,19 @@ def test_every_table_of_a_comparison_is_the_one_that_the_records_give(file):
         assert fill(pages[page], plan.name, tables) == pages[page], "run `make docs`"
 
 
+def test_every_table_of_the_server_is_the_one_that_the_records_give():
+    page = HOME / "docs" / "serve.md"
+    found = records.read(HOME / "experiments" / "load" / "serving.jsonl")
+    for line in found:
+        records.record_of(line)
+    text = page.read_text(encoding="utf-8")
+    filled = fill(text, STUDY, serving_tables(found))
+    assert filled == text, "apportion report experiments/load/serving.jsonl --fill docs/serve.md"
+
+
 def test_every_marked_table_is_of_a_study_that_exists():
     compared = {read_comparison(file).name for file in COMPARISONS}
-    known = {"paper", *compared, *(read_experiment(file).name for file in STUDIES)}
+    known = {"paper", "serving", *compared, *(read_experiment(file).name for file in STUDIES)}
     for page in PAGES:
         named = re.findall(r"<!-- table: ([\w-]+)/", page.read_text(encoding="utf-8"))
         assert set(named) <= known

@@ -11,6 +11,7 @@ import pytest
 from virtual import LEVELS, Affine, logits, model
 
 from apportion.serving import engine as engines
+from apportion.serving.admitted import ANSWERED, CANCELLED
 from apportion.serving.engine import (
     ServingEngine,
     Ticket,
@@ -20,7 +21,6 @@ from apportion.serving.engine import (
     usable_cores,
 )
 from apportion.serving.prediction import softmax
-from apportion.serving.queueing import ANSWERED, CANCELLED
 from apportion.serving.terms import Asked, Capacity, Config, Refusal, agree
 
 
@@ -151,6 +151,29 @@ def test_a_text_that_breaks_the_tokenizer_spoils_no_other_request(started):
     ended = ends.wait_for(3)
     assert sorted(one.refusal is None for one in ended) == [False, True, True]
     assert engine.is_idle()
+
+
+def test_requests_that_are_encoded_together_each_get_their_own_rows(started):
+    class Gated:
+        length = 128
+
+        def __init__(self, words):
+            self.words, self.pad_arrays, self.gate = words, words.pad_arrays, threading.Event()
+
+        def encode(self, texts):
+            assert self.gate.wait(20)
+            return self.words.encode(texts)
+
+    engine, ends = started(), Ends()
+    words = Gated(engine.queue.model.tokenizer)
+    engine.queue.model = replace(engine.queue.model, tokenizer=words)
+    asked = [["a"], ["b b", "c"], ["d d d", "e", "f"], ["g g"]]  # the first one holds the encoder
+    for texts in asked:
+        engine.ask(ticket(engine, ends, texts))
+    words.gate.set()
+    ends.wait_for(len(asked))
+    got = sorted(tuple(map(tuple, (row.ids for row in one.request.rows))) for one in ends.ended)
+    assert got == sorted(tuple(map(tuple, words.words.encode(texts))) for texts in asked)
 
 
 def test_an_engine_that_stops_cancels_what_waits(started):

@@ -9,13 +9,14 @@ from itertools import pairwise
 
 import pytest
 from small_export import write_export
-from texts import rows
+from texts import rows, write
 from typer.testing import CliRunner
 from written_forecast import write_forecast
 
+from apportion.serving.configuration import config_of, tomllib
 from apportion.serving.open_loop import Hit, Shot, fire, send_times, summarise
-from apportion.serving.terms import config_of, tomllib
-from apportion.study.load_arms import ARMS, LoadPlan, arm_config
+from apportion.study.load_arms import LoadPlan, arm_config, read_texts
+from apportion.study.records import record_of
 
 
 def test_poisson_and_gamma_arrivals_have_their_rate_and_spread():
@@ -68,12 +69,39 @@ def test_attainment_is_of_all_requests_and_ids_are_counted():
     assert not found["void"] and summarise([hit(lateness=0.1)])["void"]
 
 
+def test_right_answers_are_counted_where_labels_are_known():
+    known = Shot("a", 0.0, {}, 50.0, ("x", "y"))
+    right = Hit(known, 200, 0.01, 0.0, "a", {"budget": 1.0}, ("x", "z"))
+    late = Hit(known, 200, 0.09, 0.0, "a", {"budget": 1.0}, ("x", "y"))
+    refused = Hit(known, 429, 0.01, 0.0, "a", {})
+    found = summarise([right, late, refused, hit()])
+    counts = ("labelled_rows", "answered_rows", "right_rows", "right_in_time")
+    assert [found[name] for name in counts] == [6, 4, 3, 1]
+    assert "right_rows" not in summarise([hit()])
+
+
+def test_texts_are_lines_or_the_columns_label_and_text(tmp_path):
+    (tmp_path / "t.txt").write_text("one\n\ntwo\n")
+    assert read_texts(tmp_path / "t.txt") == [("one", None), ("two", None)]
+    (tmp_path / "t.csv").write_text('label,text\na,"one, two"\n')
+    assert read_texts(tmp_path / "t.csv") == [("one, two", "a")]
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="has no columns label and text"):
+        read_texts(tmp_path / "t.csv")
+    with pytest.raises(ValueError, match="there is no file"):
+        read_texts(tmp_path / "none")
+
+
+ARMS = ("ladder", "slackfit", "static-full", "static-small", "static-0.5", "refuse-at-512")
+
+
 @pytest.mark.parametrize("arm", [*ARMS, "refuse-at-7"])
 def test_the_configuration_of_every_arm_is_one_that_a_server_takes(arm, tmp_path):
     config = config_of(tomllib.loads(arm_config(arm, (0.25, 0.5, 1.0))), tmp_path)
     config = config.fitted((0.25, 0.5, 1.0))
     levels = {tier.levels_of((0.25, 0.5, 1.0)) for tier in config.tiers}
     wanted = {"static-full": {(1.0, 1.0)}, "static-small": {(0.25, 0.25)}}
+    wanted |= {"static-0.5": {(0.5, 0.5)}, "refuse-at-7": {(1.0, 1.0)}}
     if arm in wanted:
         assert levels == wanted[arm]
     assert config.machine.max_rows == (int(arm[10:]) if arm.startswith("refuse") else 20_000)
@@ -82,8 +110,8 @@ def test_the_configuration_of_every_arm_is_one_that_a_server_takes(arm, tmp_path
 def test_a_plan_that_cannot_run_is_refused():
     with pytest.raises(ValueError, match="there is no arm 'best'"):
         LoadPlan(arms=("best",))
-    with pytest.raises(ValueError, match="runs the whole budget"):
-        LoadPlan(arms=("static-small",))
+    with pytest.raises(ValueError, match="a multiple of whole or small, not of 'half'"):
+        LoadPlan(of="half")
     with pytest.raises(ValueError, match="turns is a number above 0"):
         LoadPlan(turns=0)
 
@@ -94,15 +122,18 @@ def test_arms_take_turns_and_both_sides_count_the_same(tmp_path):
 
     folder = write_export(tmp_path)
     write_forecast(folder, each=1.0)
-    (tmp_path / "texts").write_text("\n".join(text for _, text in rows(20, 3)))
-    words = ["load", str(folder), str(tmp_path / "texts"), "--seconds", "2", "--load", "0.5"]
+    write(tmp_path / "texts.csv", rows(20, 3))
+    words = ["load", str(folder), str(tmp_path / "texts.csv"), "--seconds", "2", "--load", "0.2"]
     words += ["--arms", "ladder,refuse-at-64", "--out", str(tmp_path / "load.jsonl")]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     records = [json.loads(line) for line in (tmp_path / "load.jsonl").read_text().splitlines()]
     assert {record["arm"] for record in records} == {"ladder", "refuse-at-64"}
     for record in records:
+        assert record_of(record).kind == "load"
         found, server = record["results"], record["server"]
+        assert found["right_rows"] <= found["answered_rows"] == found["answered"]
+        assert record["small_capacity"] > 0.0 and record["weights"]
         assert found["sent"] > 0 and found["lost"] == found["twice"] == found["failed"] == 0
         assert server.get("ok", 0) == found["answered"]
         assert found["answered"] + found["refused"] + found["timed_out"] == found["sent"]

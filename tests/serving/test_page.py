@@ -9,10 +9,11 @@ import threading
 import time
 
 import pytest
-from virtual import TIERS, logits, model
+from virtual import TIERS, certificate, logits, model
 
 from apportion.serving.app import build_app
 from apportion.serving.engine import ServingEngine
+from apportion.serving.promise import Promise
 from apportion.serving.terms import Config
 
 pytestmark = pytest.mark.slow
@@ -30,7 +31,8 @@ def paced(input_ids, attention_mask=None, *, budget=1.0):
 def url():
     import uvicorn
 
-    engine = ServingEngine(model(paced, config=Config(tiers=TIERS)))
+    promise = Promise(certificate(), share=1.0, salt="x")
+    engine = ServingEngine(model(paced, config=Config(tiers=TIERS), promise=promise))
     engine.start()
     app = build_app(engine, name="news")
     with socket.socket() as bound:
@@ -89,6 +91,19 @@ def test_typing_and_choosing_show_answers_beside_the_whole_models(page):
     assert page.inner_text("#exact") == "0.125"
     assert page.locator("#curve circle").count() == page.locator("#levels tr").count() == 4
     expect(page.locator("#rung")).to_have_text("0 of 6", timeout=60_000)
+
+
+def test_a_certificate_is_a_button_and_its_audits_are_shown(page):
+    from playwright.sync_api import expect
+
+    button, audits = page.locator("#tiers button:has-text('certified')"), page.locator("#audits")
+    assert "1 % of these answers differ" in button.get_attribute("title")
+    button.click()
+    expect(page.locator("#chosen .facts")).to_contain_text("· certified", timeout=60_000)
+    assert button.get_attribute("aria-pressed") == "true"
+    expect(audits).to_contain_text(re.compile(r"\d of [1-9]"), timeout=60_000)
+    page.click("#tiers button:has-text('balanced')")
+    expect(page.locator("#chosen .facts")).not_to_contain_text("certified", timeout=60_000)
 
 
 def test_nothing_is_wider_than_the_screen(page):

@@ -12,14 +12,40 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from virtual import LEVELS, VirtualClock, logits, model
+from virtual import LEVELS, VirtualClock, certificate, logits, model
 
-from apportion.serving.queueing import ANSWERED, CANCELLED, FAILED, TIMED_OUT, Queue
+from apportion.serving.admitted import ANSWERED, CANCELLED, FAILED, TIMED_OUT
+from apportion.serving.cascade import margins_of
+from apportion.serving.prediction import softmax
+from apportion.serving.promise import Promise
+from apportion.serving.queueing import Queue
 from apportion.serving.terms import Asked, Refusal, agree
 
 CAPS = {"workers": 2, "max_wait": 0.4, "max_tokens": 1500, "max_rows": 30, "max_batch": 6}
 ENDS = {ANSWERED, FAILED, CANCELLED, TIMED_OUT}
 TIMES = st.floats(0.001, 0.3)
+PROMISED = certificate()
+
+
+def served():
+    return model(promise=Promise(PROMISED, share=0.3, salt="x"), **CAPS)
+
+
+def answers(batch):
+    ids = [batch.audit.ids] if batch.audit else [row.ids for row in batch.rows]
+    shares = [softmax(logits(np.array([one]), budget=batch.level))[0] for one in ids]
+    return np.array(shares, np.float64)
+
+
+def way_of(row, stages):
+    """The levels that the cascade would ask a row at, and its answer."""
+    levels = []
+    for level, least in stages:
+        levels.append(level)
+        share = softmax(logits(np.array([row.ids]), budget=level)).astype(np.float64)
+        if margins_of(share)[0] >= least:
+            break
+    return levels, share[0]
 
 
 class Serving(RuleBasedStateMachine):
@@ -28,9 +54,9 @@ class Serving(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.clock = VirtualClock()
-        self.queue = Queue(model(**CAPS), clock=self.clock)
+        self.queue = Queue(served(), clock=self.clock)
         self.requests, self.batches = [], []
-        self.done, self.failed = [], set()
+        self.done, self.stages = [], {}
 
     @rule(
         lengths=st.lists(st.integers(1, 128), min_size=1, max_size=5),
@@ -38,10 +64,13 @@ class Serving(RuleBasedStateMachine):
         budget=st.sampled_from([None, None, 0.125, 0.25]),
         due_ms=st.floats(1.0, 400.0),
         timeout=st.sampled_from([20.0, 30_000.0]),
+        promised=st.booleans(),
     )
-    def submit(self, lengths, tier, budget, due_ms, timeout):
+    def submit(self, lengths, tier, budget, due_ms, timeout, promised):
         served = self.queue.model
         asked = Asked(tier, budget, target_ms=due_ms, timeout_ms=timeout)
+        if promised:
+            asked = Asked("high-quality", None, None, due_ms, timeout, True)
         terms = agree(asked, served.config, levels=LEVELS)
         ids = [[2 + n % 5] * n for n in lengths]
         before, ended = self.waiting(), self.queue.end is not None
@@ -57,6 +86,7 @@ class Serving(RuleBasedStateMachine):
         state = self.queue.state()
         assert state["rows"] <= 30 and state["tokens"] <= 1500 and state["wait"] <= 0.4 + 1e-9
         self.requests.append(request)
+        self.stages[id(request)] = served.promise.stages  # an alarm leaves one
         self.dispatch()
 
     def dispatch(self):
@@ -64,9 +94,12 @@ class Serving(RuleBasedStateMachine):
         while len(self.batches) < CAPS["workers"]:
             batch = self.queue.take()
             if batch is None:
+                assert not self.waiting()
+                batch = self.queue.take_audit()
+            if batch is None:
                 break
             assert all(row.outcome is None for row in batch.rows)
-            assert {row.request.model for row in batch.rows} == {batch.model}
+            assert {row.request.model for row in batch.rows} == {batch.model} or batch.audit
             assert not any(row in other.rows for other in self.batches for row in batch.rows)
             for row in batch.rows:
                 terms = row.request.terms
@@ -82,7 +115,7 @@ class Serving(RuleBasedStateMachine):
     def finish(self, data, seconds):
         batch = self.batches.pop(data.draw(st.integers(0, len(self.batches) - 1)))
         self.clock.now += seconds
-        self.queue.finish(batch, batch.model.runtime(**batch.inputs(), budget=batch.level))
+        self.queue.finish(batch, answers(batch))
         self.dispatch()
 
     @precondition(lambda self: self.batches)
@@ -112,7 +145,9 @@ class Serving(RuleBasedStateMachine):
 
     @rule()
     def swap(self):
-        self.queue.swap(model(**CAPS))
+        before = self.queue.model.promise
+        self.queue.swap(served())
+        assert self.queue.model.promise is before  # the certificate is the same one
 
     @precondition(lambda self: self.requests)
     @rule(grace=st.floats(0.1, 2.0))
@@ -144,9 +179,10 @@ class Serving(RuleBasedStateMachine):
         self.queue.drain(5.0)
         while self.batches or self.waiting():
             self.dispatch()
+            assert self.batches
             batch = self.batches.pop()
             self.clock.now += 0.001
-            self.queue.finish(batch, batch.model.runtime(**batch.inputs(), budget=batch.level))
+            self.queue.finish(batch, answers(batch))
         assert self.queue.is_empty() and len(self.done) == len(self.requests)
         rows = [row for request in self.requests for row in request.rows]
         assert sum(self.queue.counts.values()) == len(rows)
@@ -154,8 +190,20 @@ class Serving(RuleBasedStateMachine):
         for row in answered:
             terms = row.request.terms
             assert terms.lowest <= row.level <= terms.highest
-            alone = logits(np.array([row.ids]), budget=row.level)[0]
+            alone = softmax(logits(np.array([row.ids]), budget=row.level))[0]
             np.testing.assert_allclose(row.probabilities, alone, atol=1e-4)
+            assert (row.certified is None) == (not terms.certificate)
+            if row.certified:  # then it went the cascade's whole way, whatever the load was
+                levels, share = way_of(row, self.stages[id(row.request)])
+                assert row.level == levels[-1]
+                np.testing.assert_allclose(row.probabilities, share, atol=1e-4)
+                assert row.cost == pytest.approx(len(row.ids) * sum(levels))
+            else:
+                assert row.cost == pytest.approx(len(row.ids) * row.level)
+        promise = self.queue.model.promise
+        asked = [row for row in answered if row.certified is not None]
+        assert sum(promise.ends.values()) == sum(row.certified for row in asked)
+        assert sum(promise.without.values()) == sum(not row.certified for row in asked)
         cost = sum(row.cost for row in answered)
         assert sum(self.queue.costs.values()) == pytest.approx(cost)
 

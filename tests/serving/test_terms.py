@@ -5,15 +5,8 @@ from __future__ import annotations
 import pytest
 from virtual import LEVELS
 
-from apportion.serving.terms import (
-    TIERS,
-    Asked,
-    Config,
-    Refusal,
-    Tier,
-    agree,
-    read_config,
-)
+from apportion.serving.configuration import read_config
+from apportion.serving.terms import TIERS, Asked, Config, Refusal, Tier, agree
 
 GOOD = """
 [model]
@@ -58,7 +51,10 @@ def test_a_config_becomes_frozen_values(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[server]\nport = 1", "the file has unknown keys server; known: keys, limits"),
+        (
+            "[server]\nport = 1",
+            "the file has unknown keys server; known: certificate, keys",
+        ),
         ("[machine]\nworker = 1", r"\[machine\] has unknown keys worker; known: grace_s"),
         ("[machine]\nworkers = 0", r"\[machine\] workers is a number above 0, not 0"),
         ("[machine]\nworkers = true", r"\[machine\] workers must be a whole number or nothing"),
@@ -78,6 +74,8 @@ def test_a_config_becomes_frozen_values(tmp_path):
         ("[policy]\nworth = [0.9, 0.8]", "worth may not fall"),
         ("[policy]\nbudget = 0.0", r"\[policy\] budget is a number in \(0, 1\]"),
         ('[model]\nname = "a/b"', "without colons and slashes"),
+        ("[certificate]\naudit = 2.0", r"\[certificate\] audit is a share between 0 and 1, not 2"),
+        ("[certificate]\nshare = 1.0", r"\[certificate\] has unknown keys share"),
         ("[model", "not TOML"),
     ],
 )

@@ -18,20 +18,27 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from asgi import Reply, send
-from virtual import TIERS, model
+from virtual import TIERS, certificate, model
 
 from apportion.serving.app import build_app
 from apportion.serving.engine import ServingEngine
+from apportion.serving.promise import Promise
 from apportion.serving.terms import Config, Limits
 
 LIMITS = Limits(body=20_000, body_seconds=0.5, rows=8, characters=2000, timeout_ms=5000)
 GOOD = {
-    "/v1/classify": {"input": ["a b", "c"], "tier": "balanced", "target_ms": 50, "timeout_ms": 900},
+    "/v1/classify": {
+        "input": ["a b", "c"],
+        "tier": "high-quality",
+        "target_ms": 50,
+        "timeout_ms": 900,
+        "certificate": True,
+    },
     "/predict": {"inputs": [["a"], ["b c"]], "raw_scores": True, "truncate": True},
     "/v2/models/news/infer": {
         "id": "1",
         "inputs": [{"name": "text", "shape": [2], "datatype": "BYTES", "data": ["a", "b"]}],
-        "parameters": {"priority": 1, "timeout": 1_000_000},
+        "parameters": {"priority": 1, "timeout": 1_000_000, "certificate": True},
         "outputs": [{"name": "label"}],
     },
 }
@@ -133,7 +140,8 @@ def complaint(path: str, reply: Reply) -> str | None:
 
 async def fuzz(count: int, seed: int = 0, together: int = 16) -> tuple[Counter, list[str]]:
     """Statuses that came back, and what was wrong."""
-    engine = ServingEngine(model(config=Config(tiers=TIERS, limits=LIMITS)))
+    config, promise = Config(tiers=TIERS, limits=LIMITS), Promise(certificate(), share=0.2)
+    engine = ServingEngine(model(config=config, promise=promise))
     engine.start()
     app, draw = build_app(engine, name="news"), random.Random(seed)
     statuses: Counter = Counter()

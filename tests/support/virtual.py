@@ -8,8 +8,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from apportion.data.tokenizer import Tokenizer
+from apportion.serving.admitted import Model
+from apportion.serving.certificate import Certificate
 from apportion.serving.policy import Setting, Waiting, build_ladder, usual_worth
-from apportion.serving.queueing import Model
+from apportion.serving.promise import UNPROMISED
 from apportion.serving.terms import Config, Tier
 
 LEVELS = (0.125, 0.25, 0.5, 1.0)
@@ -83,7 +85,17 @@ def logits(input_ids, attention_mask=None, *, budget=1.0):
     return np.stack([np.sin(total), np.cos(total)], axis=1).astype(np.float32)
 
 
-def model(runtime=logits, classes=("no", "yes"), identity=None, config=None, **changes) -> Model:
+IDENTITY = {"weights": "0" * 64, "tokenizer": "1" * 64, "runtime": "numpy", "precision": "float32"}
+
+
+def model(
+    runtime=logits,
+    classes=("no", "yes"),
+    identity=None,
+    config=None,
+    promise=UNPROMISED,
+    **changes,
+) -> Model:
     """A model of two classes at the usual levels."""
     config = (config or Config(tiers=TIERS)).fitted(LEVELS)
     return Model(
@@ -92,7 +104,35 @@ def model(runtime=logits, classes=("no", "yes"), identity=None, config=None, **c
         LEVELS,
         classes,
         words(),
-        identity or {"weights": "0" * 64, "tokenizer": "1" * 64, "runtime": "numpy"},
+        identity or IDENTITY,
         config,
         setting(tiers=config.tiers, **changes),
+        promise,
     )
+
+
+def certificate(thresholds=(0.5, 0.4, None), **changes) -> Certificate:
+    """A certificate that nobody earned."""
+    values = {
+        "disagree_at_most": 0.01,
+        "confidence": 0.95,
+        "rows": 2000,
+        "disagreements": 3,
+        "bound": 0.004,
+        "levels": LEVELS,
+        "thresholds": thresholds,
+        "ends": (0.5, 0.25, 0.0, 0.25),
+        "cost": 0.4,
+        "speed": 2.0,
+        "rows_per_second": 2.0,
+        "whole_rows_per_second": 1.0,
+        "batch": 32,
+        "threads": 1,
+        "seed": 0,
+        "tuned_rows": 1000,
+        "texts": "2" * 64,
+        "identity": dict(IDENTITY),
+        "by_class": {},
+        "by_length": {},
+    }
+    return Certificate(**{**values, **changes})

@@ -85,7 +85,10 @@ def run(
 def report(
     file: Annotated[
         Path,
-        typer.Argument(help="An experiment file, or the folder of a training.", show_default=False),
+        typer.Argument(
+            help="An experiment file, the folder of a training, or records of a server (.jsonl).",
+            show_default=False,
+        ),
     ],
     page: Annotated[
         Path | None, typer.Option("--out", help="The page. \\[default: report.html beside FILE]")
@@ -109,10 +112,16 @@ def report(
     from apportion.study.report.markdown import fill_files
     from apportion.study.report.page import write_page
     from apportion.study.report.peer_tables import comparison_tables
+    from apportion.study.report.serving_tables import STUDY, serving_tables
     from apportion.study.report.study_tables import study_tables
     from apportion.study.report.terminal import show
 
     file = file / "experiment.toml" if file.is_dir() else file
+    if file.suffix == ".jsonl":
+        tables = serving_tables(records.read(file))
+        fill_files(into or (), STUDY, tables)
+        show([table for table in tables if table.note], as_json)
+        return
     if is_comparison(file):
         comparison = read_comparison(file)
         tables = comparison_tables(comparison, records.read(results_of(file)))

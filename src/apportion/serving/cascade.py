@@ -54,6 +54,13 @@ def ends_at(margins: NDArray[np.float64], thresholds: Thresholds) -> NDArray[np.
     return places
 
 
+def stages_of(levels: Sequence[float], thresholds: Thresholds) -> tuple[tuple[float, float], ...]:
+    """The levels at which texts may end, each with the least margin that ends one there."""
+    pairs = zip(levels[:-1], thresholds, strict=True)
+    stages = [(level, least) for level, least in pairs if least is not None]
+    return (*stages, (levels[-1], -np.inf))
+
+
 def margins_of(likely: NDArray[np.float64]) -> NDArray[np.float64]:
     """How sure a model is: the highest probability of each row less the second."""
     two = np.partition(likely, -2, axis=-1)[:, -2:]
@@ -89,9 +96,7 @@ class Cascade:
                 f"thresholds, not {len(thresholds)}"
             )
         self.runtime = runtime
-        pairs = zip(runtime.levels[:-1], thresholds, strict=True)
-        self.stages = [(level, least) for level, least in pairs if least is not None]
-        self.stages.append((runtime.levels[-1], -np.inf))
+        self.stages = stages_of(runtime.levels, thresholds)
 
     @classmethod
     def certified(cls, runtime: Runtime, certificate: Certificate) -> Cascade:
@@ -108,7 +113,7 @@ class Cascade:
     def at(cls, runtime: Runtime, budget: float) -> Cascade:
         """A cascade of one level, which answers every text."""
         cascade = cls.__new__(cls)
-        cascade.runtime, cascade.stages = runtime, [(runtime.level_of(budget), -np.inf)]
+        cascade.runtime, cascade.stages = runtime, ((runtime.level_of(budget), -np.inf),)
         return cascade
 
     def answer(

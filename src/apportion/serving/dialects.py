@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from apportion.serving.admitted import Row
 from apportion.serving.bodies import STATUS, TITLES, ClassifyBody, InferBody, PredictBody, decode
 from apportion.serving.engine import Ticket
-from apportion.serving.queueing import Row
 from apportion.serving.terms import Asked, Config, Refusal
 
 JSON, PROBLEM = "application/json", "application/problem+json"
@@ -50,15 +50,18 @@ class Native:
     def read(self, body: bytes, config: Config) -> Question:
         """What a body asks."""
         given = decode(body, ClassifyBody)
-        if given.certificate:
-            raise Refusal(
-                "bad-field", "this server has no certificate to answer by", path="certificate"
-            )
         if given.tier is not None and given.service_tier is not None:
             raise Refusal("bad-field", "tier and service_tier say the same: give one", path="tier")
         tier = given.tier or service_tier(given.service_tier, config)
         texts = [given.input] if isinstance(given.input, str) else given.input
-        asked = Asked(tier, given.budget, given.min_budget, given.target_ms, given.timeout_ms)
+        asked = Asked(
+            tier,
+            given.budget,
+            given.min_budget,
+            given.target_ms,
+            given.timeout_ms,
+            given.certificate,
+        )
         return Question(texts, asked, given.model)
 
     def write(self, question: Question, ticket: Ticket, name: str) -> bytes:
@@ -137,7 +140,8 @@ class TextEmbeddingsInference:
 class KServe:
     """/v2/models/{model}/infer: one input of BYTES."""
 
-    _KNOWN = ("tier", "budget", "min_budget", "target_ms", "timeout", "priority")
+    _NUMBERS = ("budget", "min_budget", "target_ms", "timeout", "priority")
+    _KNOWN = ("tier", *_NUMBERS, "certificate")
 
     def read(self, body: bytes, config: Config) -> Question:
         """What a body asks. `timeout` is in microseconds; priority 1 is the dearest tier."""
@@ -172,7 +176,7 @@ class KServe:
         if tier is not None and not isinstance(tier, str):
             raise Refusal("bad-field", "tier is text", path="parameters.tier")
         numbers: dict[str, float | None] = {}
-        for name in self._KNOWN[1:]:
+        for name in self._NUMBERS:
             value = given.get(name)
             if value is not None and (
                 isinstance(value, bool) or not isinstance(value, int | float)
@@ -189,6 +193,10 @@ class KServe:
                     path="parameters.priority",
                 )
             tier = ranked[int(place) - 1].name
+        certificate = given.get("certificate", False)
+        if not isinstance(certificate, bool):
+            said = "certificate is true or false"
+            raise Refusal("bad-field", said, path="parameters.certificate")
         timeout = numbers["timeout"]
         return Asked(
             tier,
@@ -196,6 +204,7 @@ class KServe:
             numbers["min_budget"],
             numbers["target_ms"],
             None if timeout is None else timeout / 1000.0,
+            certificate,
         )
 
     def write(self, question: Question, ticket: Ticket, name: str) -> bytes:
@@ -240,12 +249,12 @@ def summary(ticket: Ticket) -> dict[str, Any]:
         "cost": round(cost, 4),
         "units": "token-budgets",
         "price": round(cost * ticket.terms.price, 4),
-        "queue_ms": _ms(max(row.started for row in rows) - request.admitted),
+        "queue_ms": _ms(max(row.ended - row.computed for row in rows) - request.admitted),
         "encode_ms": _ms(ticket.encode_seconds),
-        "model_ms": _ms(max(row.ended - row.started for row in rows)),
+        "model_ms": _ms(max(row.computed for row in rows)),
         "batch": max(row.batch for row in rows),
         "late": late,
-        "certified": None,
+        "certified": all(row.certified for row in rows) if ticket.terms.certificate else None,
     }
 
 
@@ -275,12 +284,14 @@ def service_tier(name: str | None, config: Config) -> str | None:
 def _native_row(place: int, row: Row, classes: Sequence[str]) -> dict[str, Any]:
     shares = _probabilities(row)
     label = classes[shares.index(max(shares))]
+    told = {} if row.certified is None else {"certified": row.certified}
     return {
         "index": place,
         "label": label,
         "probs": shares,
         "num_classes": len(classes),
         "budget": row.level,
+        **told,
     }
 
 

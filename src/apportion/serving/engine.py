@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from apportion.serving.admitted import CANCELLED, Batch, Model, Request
 from apportion.serving.calibration import calibrate
 from apportion.serving.forecast import Forecast
 from apportion.serving.policy import Setting, build_ladder, usual_worth
 from apportion.serving.prediction import softmax
-from apportion.serving.queueing import CANCELLED, Batch, Model, Queue, Request
+from apportion.serving.promise import find_promise
+from apportion.serving.queueing import Queue
 from apportion.serving.runtime.session import Runtime
 from apportion.serving.terms import Capacity, Config, Refusal, Terms
 
@@ -32,9 +34,15 @@ class Ticket:
     """A request on its way: texts first, then rows in the queue, or a refusal."""
 
     def __init__(
-        self, texts: Sequence[str], terms: Terms, model: Model, done: Callable[[Ticket], None]
+        self,
+        texts: Sequence[str],
+        terms: Terms,
+        model: Model,
+        done: Callable[[Ticket], None],
+        *,
+        number: str = "",
     ) -> None:
-        self.texts, self.terms, self.model = list(texts), terms, model
+        self.texts, self.terms, self.model, self.number = list(texts), terms, model, number
         self.count = len(self.texts)
         self.size = self.count + sum(map(len, self.texts))
         self.received = 0.0
@@ -169,8 +177,8 @@ class ServingEngine:
         seconds, place = time.perf_counter() - started, 0
         for ticket in tickets:
             ticket.encode_seconds = seconds
-            self._submit(ticket, encoded[place : place + len(ticket.texts)], None)
-            place += len(ticket.texts)
+            self._submit(ticket, encoded[place : place + ticket.count], None)
+            place += ticket.count
 
     def _submit(self, ticket: Ticket, encoded: list[list[int]], refusal: Refusal | None) -> None:
         ticket.texts = []  # nobody needs them any more
@@ -185,6 +193,7 @@ class ServingEngine:
                         model=ticket.model,
                         received=ticket.received,
                         done=ticket.end,
+                        number=ticket.number,
                     )
         except Refusal as refused:
             ticket.refusal = refused
@@ -202,7 +211,7 @@ class ServingEngine:
         queue = self.queue
         try:
             while not self._stopped:
-                batch = queue.take()
+                batch = queue.take() or queue.take_audit()
                 if batch is not None:
                     self._run(batch)
                     continue
@@ -221,7 +230,8 @@ class ServingEngine:
             logits = batch.model.runtime(**batch.inputs(), budget=batch.level)
             if not np.isfinite(logits).all():
                 raise ArithmeticError("the model answered with numbers that are none")
-            answers = softmax(logits)
+            # In double precision, as certificates are made: margins differ far behind the point.
+            answers = softmax(np.asarray(logits, np.float64))
         except BaseException as error:
             self.queue.fail(batch, error)
             if not isinstance(error, Exception):
@@ -241,6 +251,8 @@ def load_model(
     workers, threads = share_cores(usable_cores(), config.machine)
     runtime = Runtime(folder, threads=threads)
     config = config.fitted(runtime.levels)
+    told = config.promised
+    promise = find_promise(runtime, folder, file=told.file, share=told.audit)
     try:
         forecast = runtime.forecast
     except ValueError:  # there is none, or it is of another machine
@@ -257,6 +269,7 @@ def load_model(
         runtime.identity,
         config,
         setting.with_workers(workers),
+        promise,
     )
 
 

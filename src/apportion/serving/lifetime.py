@@ -16,8 +16,10 @@ from types import FrameType
 from typing import Any
 
 from apportion.files import first_line
+from apportion.serving.admitted import Model
 from apportion.serving.engine import ServingEngine, load_model
 from apportion.serving.keys import Keyring, read_keys
+from apportion.serving.promise import UNPROMISED, Promise
 from apportion.serving.terms import Config
 
 try:
@@ -109,6 +111,7 @@ class _Lifetime:
             f"serving {name} at http://{where}:{number}/ "
             f"({model.identity.get('runtime', '')}, {setting.workers} workers)"
         )
+        _tell_promise(model, self.tell)
         try:
             server.run(sockets=[self.bound])
         finally:
@@ -124,10 +127,23 @@ class _Lifetime:
             model = await asyncio.to_thread(load_model, self.folder, config)
             self.engine.swap(model)
             self.tell("swapped: requests from now on are answered by the new model")
+            _tell_promise(model, self.tell)
         except Exception as error:  # whatever it is, there is a model that works
             self.tell(f"not swapped, the running model goes on: {first_line(error)}")
         finally:
             self.swapping = False
+
+
+def _tell_promise(model: Model, tell: Callable[[str], None]) -> None:
+    """Whether requests may ask for a certificate; a folder without one needs no word."""
+    if isinstance(model.promise, Promise):
+        made = model.promise.certificate
+        tell(
+            f"certified: at most {100 * made.disagree_at_most:g} % of the answers that ask for it "
+            f"differ from the whole model's, with a confidence of {100 * made.confidence:g} %"
+        )
+    elif model.promise is not UNPROMISED:
+        tell(model.promise.why)
 
 
 class _Server(uvicorn.Server):

@@ -7,8 +7,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from apportion import __version__
+from apportion.serving.admitted import ANSWERED, CANCELLED, FAILED, TIMED_OUT
 from apportion.serving.engine import ServingEngine, Ticket
-from apportion.serving.queueing import ANSWERED, CANCELLED, FAILED, TIMED_OUT
 
 _SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1),
@@ -61,6 +61,13 @@ class Metrics:
         self.batch = Histogram(
             "apportion_batch_rows", "Rows of a batch.", ("budget",), buckets=_ROWS, **where
         )
+        self.certified = Counter(
+            "apportion_certified_rows",
+            "Rows that asked for a certificate, by the budget that answered and what they got.",
+            ("budget", "certified"),
+            **where,
+        )
+        self._watch_promise()
         for name, what, key in (
             ("apportion_queue_rows", "Rows that wait.", "rows"),
             ("apportion_queue_tokens", "Tokens that wait.", "tokens"),
@@ -78,6 +85,18 @@ class Metrics:
         digest = str(engine.queue.model.identity.get("weights", ""))[:12]
         build.labels(__version__, digest).set(1)
 
+    def _watch_promise(self) -> None:
+        queue = self._engine.queue
+        for name, what, key in (
+            ("apportion_audits", "Answers that the whole model was asked about.", "audited"),
+            ("apportion_audits_differed", "Audits in which it said another class.", "differed"),
+            ("apportion_audits_waiting", "Answers that wait for their audit.", "waiting"),
+            ("apportion_certificate_wealth", "Of the bet against the certificate.", "wealth"),
+            ("apportion_certificate_alarm", "1 once audits say that texts have changed.", "alarm"),
+        ):
+            gauge = Gauge(name, what, registry=self.registry)
+            gauge.set_function(lambda key=key: float(queue.promised().get(key, 0.0)))  # type: ignore[misc]
+
     def count(self, ticket: Ticket, key: str) -> None:
         """Counts the rows of a request that was admitted and has ended."""
         assert ticket.request is not None
@@ -92,9 +111,12 @@ class Metrics:
             self.met.labels(tier).inc(row.ended <= due)
             self.cost.labels(tier, key).inc(row.cost)
             self.budget.labels(tier).observe(row.level)
-            self.queued.observe(row.started - request.admitted)
-            self.ran.labels(level).observe(row.ended - row.started)
+            self.queued.observe(row.ended - row.computed - request.admitted)
+            self.ran.labels(level).observe(row.computed)
             self.batch.labels(level).observe(row.batch)
+            if row.certified is not None:
+                told = "yes" if row.certified else "no"
+                self.certified.labels(level, told).inc()
         self.encoded.observe(ticket.encode_seconds)
 
     def text(self) -> bytes:

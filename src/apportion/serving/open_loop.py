@@ -37,6 +37,7 @@ class Shot:
     time: float
     body: dict[str, Any]
     target_ms: float
+    labels: tuple[str, ...] = ()  # what is right, where somebody knows
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,12 @@ class Hit:
     lateness: float  # of the client
     number: str  # the id that came back
     told: dict[str, Any]
+    labels: tuple[str, ...] = ()  # what was answered
+
+    @property
+    def right(self) -> int:
+        """Rows that were answered right; what was not answered is wrong."""
+        return sum(one == other for one, other in zip(self.labels, self.shot.labels, strict=False))
 
 
 def send_times(trace: str, *, rate: float, seconds: float, seed: int = 0) -> list[float]:
@@ -122,6 +129,30 @@ async def fire(url: str, shots: Sequence[Shot], *, wait: float = 60.0) -> list[H
     return hits
 
 
+async def saturate(
+    url: str, bodies: Sequence[dict[str, Any]], *, clients: int, seconds: float
+) -> float:
+    """Answered rows a second of so many clients, each of which asks again when it has an answer."""
+    parts = urlsplit(url)
+    pool = _Pool(parts.hostname or "", parts.port or 80)
+    rows, count = 0, 0
+    start = time.perf_counter()
+
+    async def client(first: int) -> None:
+        nonlocal rows, count
+        place = first
+        while time.perf_counter() < start + seconds:
+            body = bodies[place % len(bodies)]
+            status, _, _ = await pool.post(Shot(f"s{place}", 0.0, body, 0.0))
+            if status != 200:
+                raise ValueError(f"a server that was to be saturated answered {status}")
+            rows, count, place = rows + len(body["input"]), count + 1, place + clients
+
+    await asyncio.gather(*(client(one) for one in range(clients)))
+    pool.close()
+    return rows / (time.perf_counter() - start)
+
+
 async def _until(moment: float) -> None:
     while (left := moment - time.perf_counter()) > 0.0:
         # The loop wakes up about a millisecond late: the rest is waited for by turns.
@@ -135,8 +166,10 @@ async def _one(pool: _Pool, shot: Shot, start: float, wait: float) -> Hit:
         status, number, body = await asyncio.wait_for(pool.post(shot), wait)
     except (OSError, asyncio.TimeoutError, TimeoutError, ValueError, asyncio.IncompleteReadError):
         status, number, body = 0, "", {}
+    latency = time.perf_counter() - due
     told = body.get("apportion", {}) if status == 200 else {}
-    return Hit(shot, status, time.perf_counter() - due, lateness, number, told)
+    labels = tuple(row["label"] for row in body["data"]) if status == 200 else ()
+    return Hit(shot, status, latency, lateness, number, told, labels)
 
 
 class _Pool:
@@ -197,11 +230,26 @@ def summarise(hits: Sequence[Hit]) -> dict[str, Any]:
         "failed": sum(n for s, n in by_status.items() if s not in (0, 200, 429, 503, 504)),
         "twice": sum(n - 1 for n in ids.values()) + strangers,
         "mean_budget": statistics.fmean([hit.told["budget"] for hit in met]) if met else None,
+        **_accuracy(hits),
         "p50_ms": _share(latencies, 0.50),
         "p95_ms": _share(latencies, 0.95),
         "p99_ms": _share(latencies, 0.99),
         "client_p99_ms": 1000 * lateness,
         "void": lateness > LATE_CLIENT,
+    }
+
+
+def _accuracy(hits: Sequence[Hit]) -> dict[str, Any]:
+    """Rows of requests whose labels are known: sent, answered, right; and right in time."""
+    known = [hit for hit in hits if hit.shot.labels]
+    if not known:
+        return {}
+    met = [one for one in known if 1000 * one.latency <= one.shot.target_ms]
+    return {
+        "labelled_rows": sum(len(one.shot.labels) for one in known),
+        "answered_rows": sum(len(one.labels) for one in known),
+        "right_rows": sum(one.right for one in known),
+        "right_in_time": sum(one.right for one in met),
     }
 
 

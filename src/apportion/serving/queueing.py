@@ -9,14 +9,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from apportion.data.tokenizer import Tokenizer
+from apportion.serving.admitted import (
+    ANSWERED,
+    CANCELLED,
+    FAILED,
+    TIMED_OUT,
+    Batch,
+    Model,
+    Request,
+    Row,
+)
 from apportion.serving.policy import (
     Load,
     Setting,
@@ -26,93 +34,12 @@ from apportion.serving.policy import (
     highest_in_time,
     padded,
 )
+from apportion.serving.promise import LOAD, Audit, Promise, kept_promise
 from apportion.serving.rival_policies import NAMED
-from apportion.serving.terms import Config, Refusal, Terms
+from apportion.serving.terms import Refusal, Terms
 
-ANSWERED, FAILED, CANCELLED, TIMED_OUT = "answered", "failed", "cancelled", "timed out"
 _TRIES = 2  # a batch that failed is repeated once, each row alone
 _SLOWER = (0.5, 8.0)  # bounds of how far the forecast is corrected
-
-
-@dataclass(frozen=True, eq=False)
-class Model:
-    """What answers: a runtime, the terms that it is offered at, what the policy knows of it."""
-
-    runtime: Callable[..., NDArray[np.float32]]
-    levels: tuple[float, ...]
-    costs: tuple[float, ...]
-    classes: tuple[str, ...]
-    tokenizer: Tokenizer
-    identity: Mapping[str, str]
-    config: Config
-    setting: Setting
-
-    def cost(self, tokens: int, level: float) -> float:
-        """What a row costs: its tokens, times the share of the compute that a level pays for."""
-        return tokens * self.costs[self.levels.index(level)]
-
-
-@dataclass(eq=False)
-class Row:
-    """One text of a request, and what became of it."""
-
-    request: Request
-    ids: list[int]
-    facts: Waiting
-    asked: float  # the level that an idle server would have run it at
-    outcome: str | None = None
-    tries: int = 0
-    probabilities: NDArray[Any] | None = None
-    level: float = 0.0
-    rung: int = 0
-    batch: int = 0
-    started: float = 0.0
-    ended: float = 0.0
-
-    @property
-    def cost(self) -> float:
-        """What its answer cost."""
-        return self.request.model.cost(len(self.ids), self.level)
-
-
-@dataclass(eq=False)
-class Request:
-    """Texts that were admitted together; `done` is called once, when all of them have ended."""
-
-    model: Model
-    terms: Terms
-    received: float
-    admitted: float
-    done: Callable[[Request], None]
-    rows: list[Row] = field(default_factory=list)
-    open: int = 0
-    error: BaseException | None = None
-
-    @property
-    def outcome(self) -> str:
-        """Answered if all of it was; or else what came between."""
-        others = [row.outcome for row in self.rows if row.outcome != ANSWERED]
-        for outcome in (FAILED, TIMED_OUT, CANCELLED):
-            if outcome in others:
-                return outcome
-        return ANSWERED
-
-
-@dataclass(eq=False)
-class Batch:
-    """Rows that run together, at one level of one model."""
-
-    model: Model
-    rows: list[Row]
-    level: float
-    rung: int
-    started: float
-    predicted: float  # seconds, by the forecast
-
-    def inputs(self) -> dict[str, NDArray[Any]]:
-        """Ids and mask, padded to the bucket of the longest row."""
-        width = max(row.facts.length for row in self.rows)
-        return self.model.tokenizer.pad_arrays([row.ids for row in self.rows], width)
 
 
 class Queue:
@@ -140,13 +67,14 @@ class Queue:
         model: Model,
         received: float,
         done: Callable[[Request], None],
+        number: str = "",
     ) -> Request:
         """Admits the rows of a request, all of them or none (a `Refusal`)."""
         with self.changed:
             if self.end is not None:
                 raise Refusal("draining", "the server is about to end", retry_after_ms=1000)
             now = self.clock()
-            request = Request(model, terms, received, now, done)
+            request = Request(model, terms, received, now, done, number)
             for ids in encoded:
                 request.rows.append(self._row(request, ids, now))
             facts = [row.facts for row in request.rows]
@@ -162,7 +90,12 @@ class Queue:
         terms, model = request.terms, request.model
         length = padded(len(ids), model.tokenizer.length)
         setting = self._setting(model)
-        asked = highest_in_time(terms, length, setting, spent=now - request.received)
+        promise = model.promise if terms.certificate else None
+        stages = promise.stages if isinstance(promise, Promise) else ()
+        if stages:
+            asked = stages[0][0]
+        else:
+            asked = highest_in_time(terms, length, setting, spent=now - request.received)
         due = request.received + terms.target_ms / 1000.0
         facts = Waiting(
             number=self._number + len(request.rows),
@@ -171,9 +104,9 @@ class Queue:
             deadline=due,
             latest=max(due, request.received + setting.max_wait),
             highest=asked,
-            lowest=terms.lowest,
+            lowest=min(terms.lowest, asked),
         )
-        return Row(request, ids, facts, asked)
+        return Row(request, ids, facts, asked, stages, certified=True if stages else None)
 
     def cancel(self, request: Request, outcome: str = CANCELLED) -> None:
         """Takes what is left of a request out of the queue; what runs is not waited for."""
@@ -200,12 +133,26 @@ class Queue:
                 row.tries += 1
                 row.level, row.rung, row.started = plan.level, plan.rung, now
                 row.batch = len(chosen)
+                if row.certified and self._is_overloaded(row, setting):
+                    row.certified = False
             self.rung = plan.rung
             length = max(row.facts.length for row in chosen)
             predicted = setting.forecast_seconds(len(chosen), length, plan.level)
             batch = Batch(model, chosen, plan.level, plan.rung, now, predicted)
             self._running.add(batch)
             return batch
+
+    def _is_overloaded(self, row: Row, setting: Setting) -> bool:
+        """Whether load takes the promise from a row that is about to be asked at first.
+
+        It does if the row runs below its cascade's level, or if its tier is so low on the ladder
+        that nothing could go on. What the row is like has no part in it, or the promise would be
+        kept for easy rows alone.
+        """
+        if row.probabilities is not None:
+            return False
+        left = setting.rungs[row.rung].get(row.request.terms.tier, 1.0)
+        return row.level < row.stages[0][0] or (len(row.stages) > 1 and left <= row.level)
 
     def finish(self, batch: Batch, probabilities: NDArray[Any]) -> None:
         """Hands each row of a batch its answer, unless it ended in the meantime."""
@@ -215,10 +162,14 @@ class Queue:
             low, high = _SLOWER
             took = min((now - batch.started) / batch.predicted, high)  # one stall is no trend
             self.ratio = min(max(0.9 * self.ratio + 0.1 * took, low), high)
-            for row, answer in zip(batch.rows, probabilities, strict=True):
-                if row.outcome is None:
-                    row.probabilities = answer
+            if batch.audit is not None and isinstance(batch.model.promise, Promise):
+                differs = int(probabilities[0].argmax()) != batch.audit.label
+                batch.model.promise.drift.observe(differs)
+            for row, answer in zip(batch.rows, probabilities[: len(batch.rows)], strict=True):
+                if row.outcome is None and row.told(answer, now):
                     self._end(row, ANSWERED, now)
+                elif row.outcome is None:
+                    self._wait_again(row)
 
     def fail(self, batch: Batch, error: BaseException) -> None:
         """After an error: each row of the batch runs once more, alone; then it has failed."""
@@ -230,13 +181,27 @@ class Queue:
                     continue
                 if row.tries < _TRIES:
                     row.facts = replace(row.facts, alone=True)
-                    self._waiting[row.facts.number] = row
-                    self._load = self._load.plus(row.facts, row.request.model.setting)
+                    self._wait_again(row)
                 else:
                     row.request.error = error
                     self._end(row, FAILED, now)
                     self._end_all(row.request, CANCELLED)
-            self.changed.notify(len(batch.rows))
+
+    def take_audit(self) -> Batch | None:
+        """An answer that the whole model is asked about, if nobody waits for one."""
+        with self.changed:
+            promise = self.model.promise
+            if self._waiting or self.end is not None or not isinstance(promise, Promise):
+                return None
+            audit = promise.next_audit()
+            if audit is None:
+                return None
+            model, whole = audit.model, audit.model.levels[-1]
+            length = padded(len(audit.ids), model.tokenizer.length)
+            predicted = model.setting.forecast_seconds(1, length, whole)
+            batch = Batch(model, [], whole, 0, self.clock(), predicted, audit)
+            self._running.add(batch)
+            return batch
 
     def swap(self, model: Model) -> None:
         """Requests from now on are another model's; those that wait keep theirs."""
@@ -246,7 +211,8 @@ class Queue:
                 f"{', '.join(self.model.classes[:4])}: start another server for other labels"
             )
         with self.changed:
-            self.model, self.ratio = model, 1.0
+            promise = kept_promise(self.model.promise, model.promise)
+            self.model, self.ratio = replace(model, promise=promise), 1.0
 
     def drain(self, grace: float) -> None:
         """Admits nothing more; what waits is planned to be answered within `grace` seconds."""
@@ -286,6 +252,12 @@ class Queue:
                 "oldest_batch": oldest,
             }
 
+    def promised(self) -> dict[str, Any]:
+        """What the certificate promises and how its audits do; empty where there is none."""
+        with self.changed:
+            promise = self.model.promise
+            return promise.state() if isinstance(promise, Promise) else {}
+
     def _setting(self, model: Model) -> Setting:
         return model.setting.corrected(self.ratio)
 
@@ -316,9 +288,30 @@ class Queue:
         if outcome == ANSWERED:
             self.costs[request.terms.tier] += row.cost
             self.met[request.terms.tier] += now <= self._due(row)
+            self._note_promise(row)
         request.open -= 1
         if not request.open:
             request.done(request)
+
+    def _note_promise(self, row: Row) -> None:
+        model = row.request.model
+        if not isinstance(model.promise, Promise) or row.certified is None:
+            return
+        if not row.certified:
+            model.promise.without[LOAD] += 1
+            return
+        assert row.probabilities is not None
+        model.promise.ends[row.level] += 1
+        place = row.facts.number - row.request.rows[0].facts.number
+        label, whole = int(row.probabilities.argmax()), row.level == model.levels[-1]
+        model.promise.draw(f"{row.request.number}/{place}", Audit(row.ids, label, whole, model))
+
+    def _wait_again(self, row: Row) -> None:
+        if self.end is not None:
+            row.facts = drain(row.facts, self.end)
+        self._waiting[row.facts.number] = row
+        self._load = self._load.plus(row.facts, row.request.model.setting)
+        self.changed.notify()
 
     def _due(self, row: Row) -> float:
         return row.request.received + row.request.terms.target_ms / 1000.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from apportion.serving.admitted import ANSWERED
 from apportion.serving.engine import ServingEngine
 from apportion.serving.policy import padded
-from apportion.serving.queueing import ANSWERED
 from apportion.serving.terms import Config, Refusal
 
 
@@ -26,8 +26,24 @@ class Served(Protocol):
 def model_names(service: Served) -> dict[str, Any]:
     """The model, and the model at each tier: a client that can only name a model picks a tier."""
     names = [service.name, *(f"{service.name}:{tier.name}" for tier in service.config.tiers)]
-    made = [{"id": name, "object": "model", "owned_by": "apportion"} for name in names]
+    promised = service.engine.queue.promised()
+    told = {name: promised[name] for name in ("disagree_at_most", "confidence") if promised}
+    whole = service.engine.queue.model.levels[-1]
+    may = [True, *(t.levels_of(_levels(service))[1] == whole for t in service.config.tiers)]
+    made = [
+        {
+            "id": name,
+            "object": "model",
+            "owned_by": "apportion",
+            "certificate": told if told and can else None,
+        }
+        for name, can in zip(names, may, strict=True)
+    ]
     return {"object": "list", "data": made}
+
+
+def _levels(service: Served) -> tuple[float, ...]:
+    return service.engine.queue.model.levels
 
 
 def model_facts(service: Served, name: str) -> dict[str, Any]:
@@ -92,6 +108,7 @@ def forecast_now(service: Served, query: Mapping[str, str]) -> dict[str, Any]:
         "answered": answered,
         "met": sum(queue.met.values()),
         "refused": service.refused,
+        "certificate": queue.promised() or None,
     }
 
 

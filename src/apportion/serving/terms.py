@@ -6,18 +6,10 @@ The *terms* of a request are two levels of the model, highest and lowest, and it
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
-
-from apportion.files import check
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from typing import Any, Literal
 
 _SLACK = 1e-6  # as in the exported graph: a budget of 0.1 + 0.2 pays for 0.3
 POLICIES = ("ladder", "slackfit", "static")
@@ -117,6 +109,14 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Promised:
+    """Which certificate is answered by, and how it is watched."""
+
+    file: Path | None = None  # none: the one in the model's folder, if there is one
+    audit: float = 0.02  # share of the answers that the whole model is asked about as well
+
+
+@dataclass(frozen=True)
 class Config:
     """A configuration file, checked."""
 
@@ -126,6 +126,7 @@ class Config:
     limits: Limits = field(default_factory=Limits)
     rule: Rule = field(default_factory=Rule)
     keys: Path | None = None
+    promised: Promised = field(default_factory=Promised)
 
     def fitted(self, levels: Sequence[float]) -> Config:
         """The configuration for a model; tiers that it has no levels for are an error.
@@ -153,78 +154,6 @@ class Config:
         raise Refusal("no-such-tier", f"there is no tier {name[:80]!r}; there are {have}")
 
 
-def read_config(path: Path) -> Config:
-    """The configuration in a TOML file; an unknown key is an error that names the known ones."""
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"there is no configuration {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path.name}: not TOML: {error}") from None
-    try:
-        return config_of(tables, path.parent)
-    except ValueError as error:
-        raise ValueError(f"{path.name}: {error}") from None
-
-
-_FILE = {
-    "model": dict,
-    "machine": dict,
-    "tier": tuple[dict[str, Any], ...],
-    "keys": dict,
-    "limits": dict,
-    "policy": dict,
-}
-
-
-def config_of(tables: Mapping[str, Any], home: Path) -> Config:
-    """The configuration that the tables of a file describe; `home` is where its paths begin."""
-    check("the file", tables, _FILE)
-    check("[model]", tables.get("model", {}), {"name": str})
-    check("[keys]", tables.get("keys", {}), {"file": str})
-    name = tables.get("model", {}).get("name", "")
-    if name and (not name.isprintable() or set(name) & set(": /?#")):
-        raise ValueError(f"[model] name is a word without colons and slashes, not {name!r}")
-    tiers = tuple(_value(Tier, table, f"[[tier]] {n}") for n, table in _numbered(tables))
-    names = [tier.name for tier in tiers]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"two tiers are called {twice[0]!r}")
-    machine = _value(Capacity, tables.get("machine", {}), "[machine]")
-    limits = _value(Limits, tables.get("limits", {}), "[limits]")
-    for where, values in (("[machine]", machine), ("[limits]", limits)):
-        for one in fields(values):
-            value = getattr(values, one.name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{where} {one.name} is a number above 0, not {value!r}")
-    rule = _value(Rule, tables.get("policy", {}), "[policy]")
-    if not 0.0 < rule.budget <= 1.0:
-        raise ValueError(f"[policy] budget is a number in (0, 1], not {rule.budget!r}")
-    if list(rule.worth) != sorted(rule.worth):
-        raise ValueError("[policy] worth may not fall: one number per level, the lowest first")
-    keys = tables.get("keys", {}).get("file")
-    return Config(
-        name, machine, tiers or TIERS, limits, rule, None if keys is None else home / keys
-    )
-
-
-def _numbered(tables: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
-    return list(enumerate(tables.get("tier", ()), 1))
-
-
-def _value(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
-    """A frozen value from a table, which may leave out what has a default."""
-    check(where, table, get_type_hints(kind))
-    needed = [
-        one.name
-        for one in fields(kind)
-        if one.default is MISSING and one.default_factory is MISSING and one.name not in table
-    ]
-    if needed:
-        raise ValueError(f"{where} has no {needed[0]}")
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
-
-
 @dataclass(frozen=True)
 class Asked:
     """What a request says of its terms; whatever it does not say, its tier does."""
@@ -234,6 +163,7 @@ class Asked:
     min_budget: float | None = None
     target_ms: float | None = None
     timeout_ms: float | None = None
+    certificate: bool = False  # by a cascade, whose last level is the whole model
 
 
 @dataclass(frozen=True)
@@ -246,6 +176,7 @@ class Terms:
     target_ms: float
     timeout_ms: float
     price: float = 1.0
+    certificate: bool = False
 
 
 def agree(
@@ -268,6 +199,9 @@ def agree(
             raise Refusal(
                 "bad-field", f"{what} is a number in (0, {limit}, not {value!r}", path=what
             )
+    if asked.certificate and (asked.budget, asked.min_budget) != (None, None):
+        said = "a certificate has budgets of its own: give no budget and no min_budget"
+        raise Refusal("bad-field", said, path="certificate")
     tier = _tier(asked, config, allowed)
     lowest, highest = tier.levels_of(levels)
     if asked.budget is not None:
@@ -294,8 +228,15 @@ def agree(
                 path="min_budget",
             )
         lowest = max(lowest, needed)
+    if asked.certificate and highest < levels[-1]:
+        raise Refusal(
+            "tier-not-allowed",
+            f"a certificate may take the whole model; tier {tier.name!r} pays for budgets to "
+            f"{tier.max_budget:g}",
+        )
     timeout = min(asked.timeout_ms or config.limits.timeout_ms, config.limits.timeout_ms)
-    return Terms(tier.name, highest, lowest, asked.target_ms or tier.target_ms, timeout, tier.price)
+    target = asked.target_ms or tier.target_ms
+    return Terms(tier.name, highest, lowest, target, timeout, tier.price, asked.certificate)
 
 
 def _tier(asked: Asked, config: Config, allowed: Sequence[str] | None) -> Tier:
@@ -306,7 +247,7 @@ def _tier(asked: Asked, config: Config, allowed: Sequence[str] | None) -> Tier:
             raise Refusal("tier-not-allowed", f"this key has no tier {tier.name!r}; it has {have}")
         return tier
     tiers = [tier for tier in config.tiers if allowed is None or tier.name in allowed]
-    wanted = asked.budget or asked.min_budget or 0.0
+    wanted = 1.0 if asked.certificate else asked.budget or asked.min_budget or 0.0
     paying = [tier for tier in tiers if tier.max_budget + _SLACK >= wanted]
     if not paying:
         raise Refusal(

@@ -1,58 +1,37 @@
 """Arms of a load test: servers of one model that differ in their policy, on the same arrivals.
 
-Each arm is a real server of its own on loopback; they take turns. Capacity and deadline are
-measured in the same run: the deadline is a multiple of a request's median time at the whole budget.
+Each arm is a real server of its own on loopback; they take turns. Capacities and deadline are
+measured in the same run: the deadline is a multiple of a row's median time at the whole budget.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import csv
 import random
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from apportion.serving.open_loop import Shot, fire, send_times, summarise
+from apportion.serving.open_loop import Shot, fire, saturate, send_times, summarise
+from apportion.serving.runtime.session import Runtime
 from apportion.study.records import provenance
+from apportion.study.server_process import ServerProcess
+from apportion.study.serving_records import LoadRecord
 
-ARMS = ("ladder", "slackfit", "static-full", "static-small", "refuse-at-512")
+ARMS = ("ladder", "slackfit", "static-full", "static-small", "static-LEVEL", "refuse-at-512")
+_ARM = re.compile(
+    r"ladder|slackfit|static-full|static-small|static-(0\.\d+|1)|refuse-at-[1-9]\d{0,6}"
+)
 _TIERS = {"low-cost": 0.25, "balanced": 0.5, "high-quality": 1.0}
-_START = 180.0  # seconds that a server may take to start
+_CLIENTS = 8  # that ask at once when a server is saturated
 
-
-@dataclass(frozen=True, kw_only=True)
-class LoadRecord:
-    """One turn of one arm: how many requests, in time or not, and what they were answered at."""
-
-    arm: str
-    trace: str
-    turn: int
-    seed: int
-    load: float  # multiple of what the whole budget carries
-    rows: int  # of a request
-    rate: float  # requests a second
-    seconds: float
-    capacity: float  # rows a second at the whole budget, measured before
-    deadline_ms: float
-    mixed: bool  # tiers at random; or all at the dearest
-    results: dict[str, Any]  # counts, attainment and latencies, as `open_loop.summarise` has them
-    server: dict[str, float]  # rows by outcome, as the server counted them
-    provenance: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The record as its line has it."""
-        return {"kind": "load", **asdict(self)}
+Labelled = tuple[str, str | None]  # a text, and what is right where somebody knows
 
 
 @dataclass(frozen=True)
@@ -60,11 +39,12 @@ class LoadPlan:
     """What is run."""
 
     load: float = 2.0
+    of: str = "whole"  # or small: the budget that load is a multiple of
     trace: str = "gamma:8"
     seconds: float = 20.0
     turns: int = 1
     rows: int = 1
-    patience: float = 4.0  # deadline over the whole budget's median
+    patience: float = 4.0  # deadline over a row's median at the whole budget
     mixed: bool = True
     seed: int = 0
     arms: tuple[str, ...] = ("ladder", "static-full", "static-small", "refuse-at-512")
@@ -73,55 +53,90 @@ class LoadPlan:
         for name in ("load", "seconds", "turns", "rows", "patience"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is a number above 0, not {getattr(self, name)!r}")
-        if set(self.arms) <= {"static-small"}:
-            raise ValueError("one arm at least runs the whole budget: what it carries is measured")
+        if self.of not in ("whole", "small"):
+            raise ValueError(f"load is a multiple of whole or small, not of {self.of!r}")
         for arm in self.arms:
-            if arm not in ARMS and not re.fullmatch(r"refuse-at-[1-9]\d{0,6}", arm):
+            if not _ARM.fullmatch(arm):
                 raise ValueError(f"there is no arm {arm!r}; there are {', '.join(ARMS)}")
+
+
+def read_texts(file: Path) -> list[Labelled]:
+    """Texts to send: one per line; or those of a CSV file with the columns label and text."""
+    if not file.is_file():
+        raise ValueError(f"there is no file {file}")
+    with file.open(encoding="utf-8", newline="") as stream:
+        if file.suffix != ".csv":
+            return [(line.strip(), None) for line in stream if line.strip()]
+        rows = csv.DictReader(stream)
+        if not {"label", "text"} <= set(rows.fieldnames or ()):
+            raise ValueError(f"{file} has no columns label and text")
+        return [(row["text"], row["label"]) for row in rows]
 
 
 def run_load(
     folder: Path,
-    texts: Sequence[str],
+    texts: Sequence[Labelled],
     plan: LoadPlan,
     *,
+    subject: str = "",
+    first: int = 0,
     tell: Callable[[str], None] = lambda said: None,
 ) -> Iterator[LoadRecord]:
-    """Starts a server per arm and lets them take turns; a record as each turn ends."""
+    """Starts a server per arm and lets them take turns; a record as each turn ends.
+
+    Two more servers, one of the whole and one of the smallest budget, say what is carried.
+    """
     if not texts:
         raise ValueError("there is no text to send")
-    draw = random.Random(plan.seed)
+    runtime = Runtime(folder)
+    levels, identity = runtime.levels, runtime.identity
+    del runtime
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        urls = {arm: stack.enter_context(_server(folder, arm, home)) for arm in plan.arms}
-        for turn in range(plan.turns):
+        servers = {}
+        for arm in dict.fromkeys((*plan.arms, "static-full", "static-small")):
+            config = home / f"{arm}.toml"
+            config.write_text(arm_config(arm, levels), encoding="utf-8")
+            servers[arm] = stack.enter_context(ServerProcess(folder, config))
+        for turn in range(first, first + plan.turns):
             arms = list(plan.arms)
-            draw.shuffle(arms)
-            whole = next(arm for arm in arms if arm != "static-small")
-            capacity, median = _capacity(urls[whole], texts, plan.rows)
-            deadline, rate = plan.patience * median, plan.load * capacity / plan.rows
+            random.Random(plan.seed + turn).shuffle(arms)
+            median = _alone(servers["static-full"], texts)
+            whole = _carried(servers["static-full"], texts, plan.rows)
+            small = _carried(servers["static-small"], texts, plan.rows)
+            deadline = plan.patience * median
+            rate = plan.load * (whole if plan.of == "whole" else small) / plan.rows
             times = send_times(plan.trace, rate=rate, seconds=plan.seconds, seed=plan.seed + turn)
-            tell(f"turn {turn + 1}: {capacity:.0f} rows a second, deadline {deadline:.0f} ms")
+            tell(
+                f"turn {turn + 1}: {whole:.0f} rows a second at the whole budget, {small:.0f} at "
+                f"the smallest, deadline {deadline:.0f} ms"
+            )
             for arm in arms:
                 shots = _shots(arm, times, texts, plan, deadline, turn)
-                before = _counted(urls[arm])
-                hits = asyncio.run(fire(urls[arm], shots))
-                after = _counted(urls[arm])
+                before = servers[arm].counted()
+                hits = asyncio.run(fire(servers[arm].url, shots))
+                after = servers[arm].counted()
                 yield LoadRecord(
+                    subject=subject,
+                    weights=identity["weights"],
+                    runtime=identity["runtime"],
+                    precision=identity["precision"],
                     arm=arm,
                     trace=Path(plan.trace).name,
                     turn=turn,
                     seed=plan.seed,
                     load=plan.load,
+                    of=plan.of,
                     rows=plan.rows,
                     rate=rate,
                     seconds=plan.seconds,
-                    capacity=capacity,
+                    capacity=whole,
+                    small_capacity=small,
                     deadline_ms=deadline,
                     mixed=plan.mixed,
                     results=summarise(hits),
                     server={name: after[name] - before.get(name, 0.0) for name in after},
-                    provenance=provenance(),
+                    **provenance(),
                 )
 
 
@@ -138,7 +153,8 @@ def arm_config(arm: str, levels: Sequence[float]) -> str:
         if arm == "static-small":
             high = low
         elif arm not in ("ladder", "slackfit"):
-            high = low = 1.0
+            named = arm.removeprefix("static-")
+            high = low = 1.0 if not named[0].isdigit() else float(named)
         lines += ["[[tier]]", f'name = "{tier}"', f"max_budget = {high}", f"min_budget = {low}"]
         lines += [f"weight = {8.0**place}"]
     return "\n".join([*lines, ""])
@@ -147,7 +163,7 @@ def arm_config(arm: str, levels: Sequence[float]) -> str:
 def _shots(
     arm: str,
     times: Sequence[float],
-    texts: Sequence[str],
+    texts: Sequence[Labelled],
     plan: LoadPlan,
     deadline: float,
     turn: int,
@@ -156,95 +172,31 @@ def _shots(
     draw, shots = random.Random(plan.seed + turn), []
     for n, moment in enumerate(times):
         tier = draw.choice(list(_TIERS)) if plan.mixed else "high-quality"
-        body = {
-            "input": [draw.choice(texts) for _ in range(plan.rows)],
-            "tier": tier,
-            "target_ms": deadline,
-        }
-        shots.append(Shot(f"{arm}-{turn}-{n}", moment, body, deadline))
+        chosen = [draw.choice(texts) for _ in range(plan.rows)]
+        body = {"input": [text for text, _ in chosen], "tier": tier, "target_ms": deadline}
+        labels = tuple(label for _, label in chosen if label is not None)
+        shots.append(Shot(f"{arm}-{turn}-{n}", moment, body, deadline, labels))
     return shots
 
 
-def _capacity(
-    url: str, texts: Sequence[str], rows: int, seconds: float = 3.0
-) -> tuple[float, float]:
-    """Rows a second, and milliseconds a request, of one client that asks for the whole budget.
-
-    The client waits for each answer, so the server is idle when it asks and lowers nothing.
-    """
+def _alone(server: ServerProcess, texts: Sequence[Labelled], seconds: float = 3.0) -> float:
+    """Milliseconds of a request of one row at the whole budget, median."""
     took: list[float] = []
-    end = time.perf_counter() + seconds
-    draw = random.Random(0)
+    draw, end = random.Random(0), time.perf_counter() + seconds
     while time.perf_counter() < end or len(took) < 5:
-        body = {"input": [draw.choice(texts) for _ in range(rows)], "tier": "high-quality"}
+        body = {"input": draw.choice(texts)[0], "tier": "high-quality", "target_ms": 60_000}
         started = time.perf_counter()
-        answer = _post(url, {**body, "target_ms": 60_000})
+        answer = server.ask(body)
         took.append(time.perf_counter() - started)
         assert answer["apportion"]["budget"] == 1.0
-    median = statistics.median(took)
-    return rows / median, 1000 * median
+    return 1000 * statistics.median(took)
 
 
-def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    data = json.dumps(body).encode()
-    request = urllib.request.Request(
-        f"{url}/v1/classify", data, {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        found: dict[str, Any] = json.loads(reply.read())
-    return found
-
-
-def _counted(url: str) -> dict[str, float]:
-    """Rows by outcome, from the server's metrics."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as reply:
-        text = reply.read().decode()
-    found: dict[str, float] = {}
-    for outcome, value in re.findall(
-        r'^apportion_rows_total\{outcome="(\w+)",tier="[^"]*"\} (\S+)$', text, flags=re.MULTILINE
-    ):
-        found[outcome] = found.get(outcome, 0.0) + float(value)
-    return found
-
-
-@contextmanager
-def _server(folder: Path, arm: str, home: Path) -> Iterator[str]:
-    """The address of a server of an arm, which ends with the block."""
-    levels = _levels(folder)
-    config = home / f"{arm}.toml"
-    config.write_text(arm_config(arm, levels), encoding="utf-8")
-    command = [sys.executable, "-m", "apportion.cli", "serve", str(folder)]
-    command += ["--config", str(config), "--port", "0", "--quiet"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    said: list[str] = []
-    assert process.stderr is not None
-    reader = threading.Thread(target=said.extend, args=(process.stderr,), daemon=True)
-    reader.start()
-    try:
-        yield _address(process, said)
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        reader.join(5)
-        process.stderr.close()
-
-
-def _address(process: subprocess.Popen[str], said: Sequence[str]) -> str:
-    end = time.monotonic() + _START
-    while time.monotonic() < end and process.poll() is None:
-        for line in list(said):
-            if found := re.search(r"serving .* at (http://\S+:\d+)/", line):
-                return found[1]
-        time.sleep(0.05)
-    last = said[-1].strip() if said else "it said nothing"
-    raise ValueError(f"the server did not start: {last}")
-
-
-def _levels(folder: Path) -> tuple[float, ...]:
-    from apportion.serving.runtime.session import Runtime
-
-    return Runtime(folder).levels
+def _carried(
+    server: ServerProcess, texts: Sequence[Labelled], rows: int, seconds: float = 4.0
+) -> float:
+    """Rows a second that a server carries when it is saturated by requests of so many rows."""
+    draw = random.Random(1)
+    body = {"tier": "high-quality", "target_ms": 60_000}
+    many = [{**body, "input": [draw.choice(texts)[0] for _ in range(rows)]} for _ in range(256)]
+    return asyncio.run(saturate(server.url, many, clients=_CLIENTS, seconds=seconds))

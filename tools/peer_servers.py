@@ -1,0 +1,154 @@
+"""Servers of others around the same model, each from a virtual environment of its own."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from apportion.study.server_process import ServerProcess
+
+ROOT = Path(__file__).parents[1]
+PEERS = {"litserve": "litserve", "bentoml": "bentoml"}
+_NEEDED = ("numpy", "onnxruntime", "tokenizers", "safetensors")
+
+
+def environment(home: Path, name: str) -> Path:
+    """The Python of a peer's environment, which is made the first time."""
+    from importlib import metadata
+
+    python = home / name / "bin" / "python"
+    if not (home / name / "ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home / name)], check=True)
+        # The runtime in the version that runs here: servers are compared, not runtimes.
+        pinned = [f"{one}=={metadata.version(one)}" for one in _NEEDED]
+        words = [str(python), "-m", "pip", "install", "--quiet", PEERS[name], *pinned]
+        subprocess.run(words, check=True)
+        (home / name / "ready").touch()
+    return python
+
+
+def version_of(python: Path, package: str) -> str:
+    """The version of a package in an environment."""
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+class Asked:
+    """A server of any kind at an address: `labels` of texts, by one connection per thread."""
+
+    def __init__(
+        self, port: int, path: str, body: dict[str, Any], field: str, version: str
+    ) -> None:
+        self.port, self.path, self.body, self.field = port, path, body, field
+        self.version = version
+
+    def connect(self) -> http.client.HTTPConnection:
+        """A connection that stays open."""
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+
+    def labels(self, connection: http.client.HTTPConnection, texts: Sequence[str]) -> list[str]:
+        """What it answers."""
+        data = json.dumps({**self.body, self.field: list(texts)}).encode()
+        connection.request("POST", self.path, data, {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        found = reply.read()
+        if reply.status != 200:
+            raise ValueError(f"status {reply.status}: {found[:200]!r}")
+        told = json.loads(found)
+        if isinstance(told, dict):
+            told = told.get("labels") or [row["label"] for row in told["data"]]
+        return list(told)
+
+
+@contextmanager
+def peer(name: str, folder: Path, *, budget: float, home: Path) -> Iterator[Asked]:
+    """A peer's server, which ends with the block."""
+    python = environment(home, name)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "BENTOML_DO_NOT_TRACK": "True"}
+    env |= {"PEER_FOLDER": str(folder.resolve()), "PEER_BUDGET": str(budget)}
+    if name == "litserve":
+        script = str(ROOT / "tools" / "served_by_litserve.py")
+        words = [str(python), script, str(folder.resolve()), str(port), str(budget)]
+    else:
+        words = [str(python), "-m", "bentoml", "serve", "served_by_bentoml:Peer"]
+        words += ["--host", "127.0.0.1", "--port", str(port)]
+    log = (home / f"{name}.log").open("w")
+    process = subprocess.Popen(
+        words, env=env, stdout=log, stderr=log, cwd=ROOT / "tools", start_new_session=True
+    )
+    try:
+        asked = Asked(port, "/predict", {}, "texts", version_of(python, PEERS[name]))
+        end = time.monotonic() + 180
+        while True:
+            try:
+                asked.labels(asked.connect(), ["a text"])
+                break
+            except (OSError, ValueError, http.client.HTTPException):
+                if process.poll() is not None or time.monotonic() > end:
+                    raise ValueError(f"{name} did not start: see {log.name}") from None
+                time.sleep(0.5)
+        yield asked
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        log.close()
+
+
+@contextmanager
+def own(folder: Path, config: Path, *, budget: float) -> Iterator[Asked]:
+    """Our server."""
+    from apportion import __version__
+
+    with ServerProcess(folder, config) as server:
+        port = int(server.url.rpartition(":")[2])
+        body = {"budget": budget, "target_ms": 60_000, "timeout_ms": 60_000}
+        yield Asked(port, "/v1/classify", body, "input", __version__)
+
+
+def alone(server: Asked, texts: Sequence[str]) -> list[float]:
+    """Milliseconds of one request after the other, one text each."""
+    connection, took = server.connect(), []
+    for text in texts:
+        started = time.perf_counter()
+        server.labels(connection, [text])
+        took.append(1000 * (time.perf_counter() - started))
+    connection.close()
+    return took
+
+
+def saturated(
+    server: Asked, texts: Sequence[str], *, clients: int, rows: int, seconds: float
+) -> float:
+    """Rows a second of so many clients that ask again as soon as they have an answer."""
+    start = time.perf_counter()
+
+    def client(first: int) -> int:
+        connection, done, place = server.connect(), 0, first * rows
+        while time.perf_counter() < start + seconds:
+            chosen = [texts[(place + k) % len(texts)] for k in range(rows)]
+            done += len(server.labels(connection, chosen))
+            place += clients * rows
+        connection.close()
+        return done
+
+    with ThreadPoolExecutor(clients) as pool:
+        answered = sum(pool.map(client, range(clients)))
+    return answered / (time.perf_counter() - start)
