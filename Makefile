@@ -86,9 +86,10 @@ docs: $(VENV)/ready
 			--figures docs/figures $$(grep -l "table: $$study/" README.md docs/*.md \
 			| sed 's/^/--fill /') > /dev/null || exit 1; \
 	done
-	$(REPRODUCE) --report-only --fill README.md --fill docs/reproduce.md > /dev/null
+	$(REPRODUCE) --report-only --fill docs/reproduce.md > /dev/null
 	cp runs/paper/report.md docs/paper-tables.md
 	$(BIN)/python docs/record_tables.py
+	$(BIN)/python docs/front_page.py
 	$(BIN)/python docs/code_links.py
 
 clean:

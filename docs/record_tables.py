@@ -7,7 +7,8 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-import apportion.study.certificate_records  # noqa: F401 - makes its kinds known
+import apportion.study.certificate_records
+import apportion.study.run_records  # noqa: F401 - both make their kinds known
 from apportion.study.peer_records import ComparedRecord
 from apportion.study.records import KINDS, Line, Record, TracedRecord
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -326,21 +326,6 @@ class GivenStage(Stage):
         super().__post_init__()
         if "pretrained" not in self.model:
             raise ValueError(f"stage {self.method!r} is a model as given: [model] pretrained")
-
-
-def is_done(stage: Stage, records: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a stage's records are all there."""
-    return any(
-        (r.get("kind"), r.get("stage"), r.get("measures")) == ("stage", stage.key, stage.measures)
-        for r in records
-    )
-
-
-def was_done(stage: Stage, records: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether an earlier version made a stage that is now due again."""
-    keys = {record["stage"] for record in records if record.get("kind") == "stage"}
-    earlier = (stage.as_made_by(version).key for version in range(1, max(VERSIONS.values())))
-    return stage.key not in keys and any(key in keys for key in earlier)
 
 
 def checkpoint_folder(stage: Stage, runs: Path) -> Path:
