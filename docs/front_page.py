@@ -1,16 +1,21 @@
-"""Writes the picture and the table of README.md from records: `python docs/front_page.py`.
+"""Writes the picture, the table and the answers of README.md: `python docs/front_page.py`.
 
 Speed is of one text of 128 tokens, from the comparison of runtimes; accuracy is of the same weights
-on all test rows, from the study that trained them.
+on all test rows, from the study that trained them. The answers are what their int8 file said of
+some sentences; `python docs/front_page.py FOLDER` asks an exported folder again.
 """
 
 from __future__ import annotations
 
+import io
+import re
+import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from apportion.files import write_text
+from apportion.files import json_text, read_json, write_text
 from apportion.study import records
 from apportion.study.report.drawing import Picture
 from apportion.study.report.markdown import fill
@@ -19,6 +24,13 @@ from apportion.study.report.table import Table
 
 HOME = Path(__file__).parent.parent
 PAGE, FIGURE = HOME / "README.md", HOME / "docs" / "figures" / "front.svg"
+ANSWERS = HOME / "docs" / "front-answers.json"
+ASKED_AT = 0.25
+SENTENCES = (
+    "They won the final in extra time.",
+    "The bank cut its forecast for the year.",
+    "A probe sends back its first pictures of the comet.",
+)
 RESULTS = HOME / "experiments" / "results"
 SUBJECT, STUDY, SHAPE = "AG News", "nested-ag-news", "1 x 128"
 BUDGETS = (1.0, 0.75, 0.5, 0.25, 0.125)
@@ -72,8 +84,8 @@ def table() -> Table:
     )
     machine = first["machine"]
     note = (
-        f"MiniLM on AG News, 2,000 labelled rows, one seed, all 7,600 test rows, in single "
-        f"precision; dense {100 * dense:.1f} %. Speed: one text of 128 tokens, one thread, "
+        f"MiniLM on AG News: 2,000 rows with labels, 8,000 without, one seed, 7,600 test rows, "
+        f"single precision; dense {100 * dense:.1f} %. Speed: one text of 128 tokens, one thread, "
         f"{machine['processor']} ({machine['capability']}); over PyTorch and over the dense model "
         "as ONNX Runtime's own int8."
     )
@@ -100,11 +112,40 @@ def picture() -> Picture:
     return draw_speed(levels, peers, caption="", speeds=lines)
 
 
-def page() -> str:
-    """README.md with its table."""
-    return fill(PAGE.read_text(encoding="utf-8"), "front", [table()])
+def ask(folder: Path) -> dict[str, Any]:
+    """What the file of an exported folder says of the sentences, as `predict` prints it."""
+    from apportion.data.rows import read_csv
+    from apportion.serving.prediction import lines_of, predict
+    from apportion.serving.runtime.session import Runtime
 
+    runtime = Runtime(folder)
+    answer = partial(runtime, budget=ASKED_AT)
+    rows = read_csv(io.StringIO("text\n" + "\n".join(SENTENCES)), "new.csv", ["text"], None)
+    predicted = predict(answer, runtime.tokenizer, runtime.classes, rows, 64, 64)
+    printed = "".join(lines_of(predicted, runtime.classes, "csv"))
+    facts = {name: runtime.facts[name] for name in ("weights", "precision", "target")}
+    return {**facts, "budget": ASKED_AT, "printed": printed.splitlines()}
+
+
+def answers() -> list[str]:
+    """The lines that `predict` printed, if they are of the weights that were timed."""
+    said = read_json(ANSWERS)
+    if said["weights"] != timed()["file", 1.0]["weights"]:
+        raise ValueError(f"{ANSWERS.name} is of other weights: python docs/front_page.py FOLDER")
+    return list(said["printed"])
+
+
+def page() -> str:
+    """README.md with its table and answers."""
+    text = fill(PAGE.read_text(encoding="utf-8"), "front", [table()])
+    printed = "\n".join(answers())
+    return _ANSWERS.sub(lambda match: f"{match[1]}{printed}\n{match[2]}", text)
+
+
+_ANSWERS = re.compile(r"(<!-- answers -->\n```text\n).*?(```)", re.DOTALL)
 
 if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        write_text(ANSWERS, json_text(ask(Path(sys.argv[1])), ANSWERS.name))
     write_text(PAGE, page())
     write_text(FIGURE, picture().svg() + "\n")

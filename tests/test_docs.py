@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import statistics
@@ -9,14 +10,19 @@ from pathlib import Path
 
 import front_page
 import pytest
+from asgi import call
 from code_links import linked
 from commands import run
 from pretrained import write_classifier, write_pretrained
 from texts import CLUES, folder, rows, write
 from typer.main import get_command
+from virtual import TIERS, logits, model
 
 from apportion.cli import app
 from apportion.cli.running import results_of
+from apportion.serving.app import build_app
+from apportion.serving.engine import ServingEngine
+from apportion.serving.terms import Config
 from apportion.study import records
 from apportion.study.answers import read_answers
 from apportion.study.comparison import is_comparison, read_comparison
@@ -213,6 +219,25 @@ def test_the_front_page_counts_the_papers_claims_as_the_report_does():
     holds, fails, untested, built = map(int, row)
     says = f"of {sum(map(int, row))} claims, {holds} hold here, {fails} do not, {untested} could"
     assert says in README and f"{built} are true by construction" in README
+
+
+def test_a_server_answers_as_the_front_page_shows():
+    (request,) = re.findall(r"curl \S+(/v1/\w+) .* -d '(.+)'", README)
+    (shown,) = map(json.loads, re.findall(r"```json\n(.*?)```", README, flags=re.DOTALL))
+    engine = ServingEngine(model(logits, config=Config(tiers=TIERS)))
+    engine.start()
+    try:
+        reply = call(build_app(engine, name="news"), "POST", request[0], json.loads(request[1]))
+    finally:
+        engine.stop()
+    assert reply.status == 200
+    for part, real in ((shown["data"][0], reply.json["data"][0]), *_parts(shown, reply.json)):
+        assert set(part) - {"…"} <= set(real)
+    assert reply.json["data"][0]["budget"] == shown["data"][0]["budget"] == 0.25
+
+
+def _parts(shown, real):
+    return [(shown, real), (shown["apportion"], real["apportion"])]
 
 
 def test_what_the_front_page_installs_can_be_installed():

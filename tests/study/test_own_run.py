@@ -9,6 +9,7 @@ from commands import run as typed
 from nested_texts import nested_checkpoint
 from pretrained import write_pretrained
 from texts import rows, write
+from written_forecast import write_forecast
 
 from apportion.elastic.checkpoint import save
 from apportion.study import demonstration, own_run, production, records
@@ -111,8 +112,29 @@ def test_a_folder_without_a_checkpoint_is_one_sentence(capsys, tmp_path):
     assert done.code == 2 and "has no checkpoint" in done.err
 
 
+def forecast(runtime, **_):
+    """In place of a calibration, which a busy machine refuses."""
+    write_forecast(runtime.folder)
+
+
+def test_a_machine_that_is_too_busy_to_calibrate_spoils_nothing(monkeypatch):
+    class Uncalibrated:
+        @property
+        def forecast(self):
+            raise ValueError("there is none")
+
+    def busy(runtime, **_):
+        raise ValueError("3 s were too few")
+
+    said = []
+    monkeypatch.setattr(own_run, "calibrate", busy)
+    own_run._calibrate(Uncalibrated(), 3.0, lambda *told: said.append(told[0]))
+    assert said == ["no calibration: 3 s were too few"]
+
+
 @pytest.mark.slow
 def test_a_run_is_measured_once_and_the_page_comes_from_its_records(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(own_run, "calibrate", forecast)
     save(nested_checkpoint(tmp_path), tmp_path / "checkpoint")
     texts = tmp_path / "new.csv"
     write(texts, [(text,) for _, text in rows(500, 9000)], ("text",))
@@ -149,6 +171,7 @@ def test_the_demo_ends_with_a_table_and_goes_on_where_it_was(capsys, tmp_path, m
     monkeypatch.setattr(demonstration, "_LENGTH", 24)
     monkeypatch.setattr(demonstration, "_SEARCH", 1.0)
     monkeypatch.setattr(demonstration, "_EFFORT", Effort(3.0, 400, 32, 0.05))
+    monkeypatch.setattr(own_run, "calibrate", forecast)
     monkeypatch.setattr(demonstration, "measure_run", None)
     words = ("demo", "--out", str(tmp_path / "run"), "--model", str(encoder))
     with pytest.raises(TypeError):  # as if it were killed after the training

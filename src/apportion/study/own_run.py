@@ -294,8 +294,13 @@ def _changed(logits: Mapping[Arm, NDArray[Any]], task: Task) -> list[dict[str, A
 def _calibrate(runtime: Runtime, seconds: float, tell: Progress) -> None:
     try:
         _ = runtime.forecast
+        return
     except ValueError:  # there is none, or it is of another machine
+        pass
+    try:
         calibrate(runtime, seconds=seconds, progress=partial(tell, "calibration"))
+    except ValueError as error:  # a busy machine: all else is still worth having
+        tell(f"no calibration: {error}", 1, 1)
 
 
 def _certify(runtime: Runtime, texts: Sequence[str], effort: Effort, tell: Progress) -> None:
