@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import statistics
 from pathlib import Path
 
+import front_page
 import pytest
+from asgi import call
 from code_links import linked
+from commands import run
+from pretrained import write_classifier, write_pretrained
+from texts import CLUES, folder, rows, write
 from typer.main import get_command
+from virtual import TIERS, logits, model
 
 from apportion.cli import app
 from apportion.cli.running import results_of
+from apportion.serving.app import build_app
+from apportion.serving.engine import ServingEngine
+from apportion.serving.terms import Config
 from apportion.study import records
 from apportion.study.answers import read_answers
 from apportion.study.comparison import is_comparison, read_comparison
 from apportion.study.driver.local_driver import unfinished
-from apportion.study.experiment import current, read_experiment
+from apportion.study.experiment import current, read_experiment, read_toml
 from apportion.study.paper import read_plan
 from apportion.study.planning import Settings, plan_reruns
 from apportion.study.report.markdown import fill
@@ -30,6 +40,7 @@ from apportion.study.report.study_tables import study_tables
 HOME = Path(__file__).parent.parent
 PAGES = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
 README = (HOME / "README.md").read_text(encoding="utf-8")
+TOUR = (HOME / "docs" / "tour.md").read_text(encoding="utf-8")
 PLAN = HOME / "experiments" / "paper.toml"
 EVERY = sorted(set((HOME / "experiments").glob("*.toml")) - {PLAN})
 COMPARISONS = [file for file in EVERY if is_comparison(file)]  # whose tables may still be empty
@@ -72,7 +83,8 @@ def test_every_table_of_the_server_is_the_one_that_the_records_give():
 
 def test_every_marked_table_is_of_a_study_that_exists():
     compared = {read_comparison(file).name for file in COMPARISONS}
-    known = {"paper", "serving", *compared, *(read_experiment(file).name for file in STUDIES)}
+    studies = (read_experiment(file).name for file in STUDIES)
+    known = {"paper", "front", "serving", *compared, *studies}
     for page in PAGES:
         named = re.findall(r"<!-- table: ([\w-]+)/", page.read_text(encoding="utf-8"))
         assert set(named) <= known
@@ -86,9 +98,8 @@ def test_the_reproduction_is_the_one_that_the_records_give():
     made = PaperReport(plan, sections, out=HOME)
     report = (HOME / "docs" / "paper-tables.md").read_text(encoding="utf-8")
     assert markdown(made) == report, "run `make docs`"
-    for page in (HOME / "README.md", HOME / "docs" / "reproduce.md"):
-        text = page.read_text(encoding="utf-8")
-        assert fill(text, "paper", made.tables) == text, "run `make docs`"
+    text = (HOME / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    assert fill(text, "paper", made.tables) == text, "run `make docs`"
 
 
 # Studies of which some seeds are run, and what those have; their page says so.
@@ -120,8 +131,8 @@ def test_links_to_the_code_lead_to_what_they_name():
 
 @pytest.fixture(scope="module")
 def example():
-    """The names that the README's blocks of Python leave, run in their order on few rows."""
-    blocks = re.findall(r"```py(?:thon)?\n(.*?)```", README, flags=re.DOTALL)
+    """The names that the tour's blocks of Python leave, run in their order on few rows."""
+    blocks = re.findall(r"```py(?:thon)?\n(.*?)```", TOUR, flags=re.DOTALL)
     names: dict[str, object] = {}
     for code in blocks:
         small = re.sub(r"epochs=\d+", "epochs=1", code)
@@ -130,13 +141,13 @@ def example():
     return names
 
 
-def test_the_readmes_example_runs(example):
+def test_the_tours_example_runs(example):
     assert example["logits"].shape == (32, 2)
 
 
-def test_what_the_readme_says_in_a_line_of_python_runs_too(example, capsys):
+def test_what_the_tour_says_in_a_line_of_python_runs_too(example, capsys):
     """After its blocks, with the example's arguments where three dots stand."""
-    lines = re.findall(r"`(with [^`]+)`", README)
+    lines = re.findall(r"`(with [^`]+)`", TOUR)
     assert lines
     for line in lines:
         exec(
@@ -145,12 +156,23 @@ def test_what_the_readme_says_in_a_line_of_python_runs_too(example, capsys):
         )
 
 
-def test_the_readmes_commands_take_the_options_that_it_gives_them():
-    blocks = re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
+def lines_of_shell(text):
+    """The lines of a page's blocks for a shell."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def commands_of(text):
+    """The words of each of our commands in a page's blocks."""
+    lines = (line for line in lines_of_shell(text) if line.startswith("apportion "))
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+@pytest.mark.parametrize(("page", "least"), [("README.md", 5), ("docs/tour.md", 15)])
+def test_commands_take_the_options_that_a_page_gives_them(page, least):
     commands = get_command(app).commands
-    lines = [line for block in blocks for line in block.splitlines()]
-    given = [shlex.split(line, comments=True) for line in lines if line.startswith("apportion ")]
-    assert len(given) > 10
+    given = commands_of((HOME / page).read_text(encoding="utf-8"))
+    assert len(given) >= least
     for _, name, *words in given:
         commands[name].make_context(name, words)  # parses them, and runs nothing
 
@@ -173,19 +195,106 @@ def lost_points(kind, method, budget, digits):
 def test_what_budgets_cost_is_what_the_records_say():
     trained = lost_points("nested", "nested", 0.25, 2)
     says = "a quarter of the budget costs {} points on AG News and {} on DBpedia14"
-    assert says.format(*trained) in README
+    assert says.format(*trained) in TOUR
     now, before = (
         lost_points("nested", "converted", 0.5, 2),
         lost_points("elastic", "repaired-2", 0.5, 1),
     )
     says = "half of it costs {} and {}, where the earlier conversion cost {} and {}"
-    assert says.format(*now, *before) in README
+    assert says.format(*now, *before) in TOUR
 
 
-def test_the_readmes_commands_exist():
-    text = (HOME / "README.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"^apportion (\w+)", text, flags=re.MULTILINE))
-    assert named == set(get_command(app).commands)
+def test_the_tour_shows_every_command():
+    assert {words[1] for words in commands_of(TOUR)} == set(get_command(app).commands)
+
+
+def test_the_front_page_is_short_and_begins_with_two_commands():
+    assert len(README.split()) <= 800
+    assert README.count("<!-- table: ") == 1
+    assert [line.split("#")[0].strip() for line in lines_of_shell(README)[:2]] == [
+        "make demo",
+        "make test",
+    ]
+    assert README.index("make test") < 700
+
+
+def test_the_front_page_shows_what_the_records_give():
+    assert front_page.page() == README, "run `make docs`"
+    assert front_page.FIGURE.read_text(encoding="utf-8") == front_page.picture().svg() + "\n"
+
+
+def test_the_front_page_counts_the_papers_claims_as_the_report_does():
+    page = (HOME / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    (row,) = re.findall(
+        r"^\| all \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", page, flags=re.MULTILINE
+    )
+    holds, fails, untested, built = map(int, row)
+    says = f"of {sum(map(int, row))} claims, {holds} hold here, {fails} do not, {untested} could"
+    assert says in README and f"{built} are true by construction" in README
+
+
+def test_a_server_answers_as_the_front_page_shows():
+    (request,) = re.findall(r"curl \S+(/v1/\w+) .* -d '(.+)'", README)
+    (shown,) = map(json.loads, re.findall(r"```json\n(.*?)```", README, flags=re.DOTALL))
+    engine = ServingEngine(model(logits, config=Config(tiers=TIERS)))
+    engine.start()
+    try:
+        reply = call(build_app(engine, name="news"), "POST", request[0], json.loads(request[1]))
+    finally:
+        engine.stop()
+    assert reply.status == 200
+    for part, real in ((shown["data"][0], reply.json["data"][0]), *_parts(shown, reply.json)):
+        assert set(part) - {"…"} <= set(real)
+    assert reply.json["data"][0]["budget"] == shown["data"][0]["budget"] == 0.25
+
+
+def _parts(shown, real):
+    return [(shown, real), (shown["apportion"], real["apportion"])]
+
+
+def test_what_the_front_page_installs_can_be_installed():
+    (asked,) = re.findall(r'pip install "\.\[([\w,]+)\]"', README)
+    project = read_toml(HOME / "pyproject.toml")["project"]
+    assert set(asked.split(",")) <= set(project["optional-dependencies"])
+
+
+@pytest.fixture
+def newcomer(tmp_path, monkeypatch):
+    """A folder with all that the front page takes for given, small."""
+    monkeypatch.chdir(tmp_path)
+    write_classifier(tmp_path / "my-model", sorted(CLUES))
+    write_pretrained(tmp_path / "encoder")
+    folder(tmp_path / "reviews", train=60, test=24)
+    told = [text for _, text in rows(120, 3000)]
+    (tmp_path / "my.txt").write_text("\n".join(told) + "\n", encoding="utf-8")
+    write(tmp_path / "new.csv", [(text,) for text in told[:5]], ("text",))
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_the_front_pages_commands_run_in_their_order(newcomer, capsys):
+    """All but the server, which runs until it is stopped; MiniLM is a small encoder here."""
+    short = {"minilm": "encoder"}
+    for _, name, *words in commands_of(README):
+        if name == "serve":
+            continue
+        given = [short.get(word, word) for word in words]
+        if name in ("convert", "train"):
+            given += ["--length", "24"]
+        done = run(capsys, name, *given)
+        assert done.code == 0, done.err
+        if name == "predict":
+            assert done.out.startswith("line,label,p(")
+    assert (newcomer / "runs" / "mine" / "onnx" / "model.onnx").is_file()
+
+
+@pytest.mark.slow
+def test_the_front_pages_python_runs(newcomer):
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    names: dict[str, object] = {}
+    exec(code.replace(", 128)", ", 24)").replace("print(", "said = list("), names)
+    assert len(names["said"]) == 2
+    assert {label for label, _ in names["said"]} <= set(CLUES)
 
 
 def test_the_makefile_explains_every_target_and_has_those_of_the_docs():

@@ -10,6 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from apportion.data.stand_ins import write_docstrings
 from apportion.data.task import Split
 from apportion.data.text import Text
+from apportion.elastic import repairing
 from apportion.elastic.elastic import Elastic
 from apportion.elastic.evaluation import evaluate
 from apportion.elastic.repairing import AGREEMENT, VERSION_1, repair
@@ -303,3 +304,19 @@ def test_a_part_that_is_not_called_is_named(encoder, task):
     encoder.unused = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="does not call its unused"):
         run_up_to(encoder, "unused", {"input_ids": task.test.inputs["input_ids"]})
+
+
+def test_a_repair_tries_no_more_weightings_than_its_time_allows(encoder, task, monkeypatch):
+    tried = []
+    fit_all = repairing._Run.fit
+
+    def noted(run, weighting, *others):
+        tried.append(weighting)
+        return fit_all(run, weighting, *others)
+
+    monkeypatch.setattr(repairing._Run, "fit", noted)
+    repair(nested_of(encoder), task.train, rows=32, seconds=1e-6)
+    assert tried == [repairing.WEIGHTINGS[0]]
+    tried.clear()
+    repair(nested_of(encoder), task.train, rows=32, seconds=1e6)
+    assert tried == list(repairing.WEIGHTINGS)

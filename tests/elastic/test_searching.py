@@ -128,3 +128,15 @@ def test_uniform_cuts_take_the_best_of_each_layer_by_the_same_information(elasti
         assert torch.equal(scores[span].argsort(), best[span].argsort())
     kept = elastic.nested(scores).allocation(0.5)
     assert {len(kept.indices(layer, "heads")) for layer in range(3)} == {2}
+
+
+def test_a_search_ends_when_its_time_is_over(start, searched, task):
+    after, facts = search(start, task.train, seconds=1e-6)
+    assert facts["search_passes"] < searched[1]["search_passes"] / 10
+    assert after.form == "nested" and set(facts["search_kept"]) == {"0.125", "0.25", "0.5"}
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_search_needs_a_time_that_ends(start, task, seconds):
+    with pytest.raises(ValueError, match="seconds are a number above 0"):
+        search(start, task.train, seconds=seconds)

@@ -12,6 +12,7 @@ from witnesses import Quiet
 
 from apportion.elastic.checkpoint import load, weights_digest
 from apportion.study import records
+from apportion.study.completion import is_done
 from apportion.study.driver import local_driver as driver
 from apportion.study.experiment import current, parse_experiment, read_experiment
 from apportion.study.report.accounting import accounting_table
@@ -20,7 +21,7 @@ from apportion.study.report.markdown import fill
 from apportion.study.report.page import write_page
 from apportion.study.report.query import select
 from apportion.study.report.study_tables import study_tables
-from apportion.study.stages import checkpoint_folder, is_done
+from apportion.study.stages import checkpoint_folder
 
 SMALL = """
 name = "small"

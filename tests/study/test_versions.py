@@ -6,9 +6,10 @@ import pytest
 from commands import run
 
 from apportion.study import records, stages
+from apportion.study.completion import was_done
 from apportion.study.experiment import parse_experiment
 from apportion.study.production import produce
-from apportion.study.stages import VERSIONS, was_done
+from apportion.study.stages import VERSIONS
 
 FILE = """
 name = "versions"

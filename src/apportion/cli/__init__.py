@@ -3,6 +3,7 @@
 try:
     # In the order in which `--help` names them.
     from apportion.cli import (  # isort: skip
+        demo,
         train,
         convert,
         folders,
@@ -24,6 +25,7 @@ __all__ = [
     "calibrate",
     "certify",
     "convert",
+    "demo",
     "export",
     "folders",
     "load",

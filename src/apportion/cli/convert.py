@@ -72,6 +72,14 @@ def convert(
             "checkpoint's range."
         ),
     ] = 0.95,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="About how long the search for an order and its repair may take. "
+            "\\[default: as long as they take]",
+            show_default=False,
+        ),
+    ] = None,
     data_seed: Annotated[int, typer.Option(help="Seed of the rows that are drawn.")] = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -91,7 +99,7 @@ def convert(
     check_units(units)
     if texts is not None:
         _convert_texts(
-            model, texts, into, text or ["text"], length, rows, units, agreement, as_json
+            model, texts, into, text or ["text"], length, rows, units, agreement, seconds, as_json
         )
         return
     assert data is not None
@@ -105,6 +113,7 @@ def convert(
         held_out=held_out,
         units=units,
         agreement=agreement,
+        seconds=seconds,
         data_seed=data_seed,
     )
     make(preset, into, as_json)
@@ -119,6 +128,7 @@ def _convert_texts(
     rows: int,
     units: str,
     agreement: float,
+    seconds: float | None,
     as_json: bool,
 ) -> None:
     from apportion.cli.running import vouched_in_words
@@ -138,6 +148,7 @@ def _convert_texts(
             length=length,
             units=units,
             agreement=agreement,
+            seconds=seconds,
             progress=telling(bar),
         )
     told = made.facts["vouched"]

@@ -17,12 +17,12 @@ from apportion.files import holding, write_text
 from apportion.method.units import UNITS
 from apportion.study import records
 from apportion.study.bars import Bars
+from apportion.study.completion import was_done
 from apportion.study.driver import local_driver as driver
 from apportion.study.experiment import Experiment
 from apportion.study.presets import Preset, deliver
 from apportion.study.report.budget_tables import budget_table
 from apportion.study.report.terminal import show
-from apportion.study.stages import was_done
 
 
 def make(preset: Preset, into: Path, as_json: bool) -> None:

@@ -100,14 +100,35 @@ def report(
     figures: Annotated[
         Path | None, typer.Option(help="Folder for the figures as SVG files.")
     ] = None,
+    measured: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Of the folder of a training: first export it to int8, and measure that beside "
+            "the dense model, in torch and as int8, and TF-IDF; some minutes.",
+        ),
+    ] = False,
+    texts: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --measure, texts without labels that it was not trained on: a CSV file, or "
+            "one text per line. A thousand or more are certified.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the report page of an experiment from its records, and print its tables."""
+    """Write the report page of an experiment from its records, and print its tables.
+
+    The folder of a training gets a page that says which budget to choose, once it was measured.
+    """
+    from apportion.cli.demo import report_run
     from apportion.cli.running import results_of
     from apportion.files import write_text
     from apportion.study import experiment, records
     from apportion.study.answers import read_answers
     from apportion.study.comparison import is_comparison, read_comparison
+    from apportion.study.own_run import records_of
     from apportion.study.report.figures import study_figures
     from apportion.study.report.markdown import fill_files
     from apportion.study.report.page import write_page
@@ -116,6 +137,13 @@ def report(
     from apportion.study.report.study_tables import study_tables
     from apportion.study.report.terminal import show
 
+    if measured or texts is not None or (file.is_dir() and records_of(file).is_file()):
+        if not measured and texts is not None:
+            raise ValueError("--texts are certified by --measure; add that")
+        if page or into or figures:
+            raise ValueError("--out, --fill and --figures are of experiments, not of measured runs")
+        report_run(file, texts if measured else None, measured=measured, as_json=as_json)
+        return
     file = file / "experiment.toml" if file.is_dir() else file
     if file.suffix == ".jsonl":
         tables = serving_tables(records.read(file))

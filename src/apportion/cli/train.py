@@ -12,12 +12,12 @@ from apportion.cli.main import AsJson, app
 
 @app.command(
     epilog="[bold]apportion train --data reviews/ --out runs/mine[/] trains on reviews/train.csv, "
-    "columns label and text. [bold]apportion train[/] alone is the demo."
+    "columns label and text. [bold]apportion train[/] alone is the paper's marked-token task."
 )
 def train(
     into: Annotated[
         Path, typer.Option("--out", help="Folder for the checkpoint, the records and the report.")
-    ] = Path("runs/demo"),
+    ] = Path("runs/trained"),
     data: Annotated[
         str | None,
         typer.Option(
@@ -113,6 +113,14 @@ def train(
         int | None,
         typer.Option(help="Texts without labels, at most; 0 for none. \\[default: 8000]"),
     ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="With --units all, about how long the search for an order and its repair may "
+            "take. \\[default: as long as they take]",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, order and budgets.")] = 7,
     data_seed: Annotated[int, typer.Option(help="Seed of the rows that are drawn.")] = 1,
     as_json: AsJson = False,
@@ -145,6 +153,8 @@ def train(
         raise ValueError(
             "--lam and --beta weigh the cost of gates; with --units all there are none"
         )
+    if units != "all" and seconds is not None:
+        raise ValueError("--seconds bound search and repair, which are of --units all")
     preset = training_preset(
         data,
         pretrained,
@@ -161,6 +171,7 @@ def train(
         units=check_units(units),
         unlabelled=unlabelled,
         unlabelled_rows=unlabelled_rows,
+        seconds=seconds,
         seed=seed,
         data_seed=data_seed,
     )

@@ -15,7 +15,7 @@ from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.elastic import Elastic, plain_of
 from apportion.elastic.repairing import HELD_OUT, REPAIRED_AT, repair
 from apportion.elastic.scoring import BY_LABELS, SOURCES, Scored, nest
-from apportion.elastic.searching import search
+from apportion.elastic.searching import check_seconds, search
 from apportion.elastic.vouching import AGREEMENT, vouch
 from apportion.method.units import UNITS
 from apportion.models.labels import class_names, first_few
@@ -48,6 +48,7 @@ def convert(
     repaired: bool = True,
     first_token: bool | None = None,
     agreement: float = AGREEMENT,
+    seconds: float | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     **settings: Any,
 ) -> Converted:
@@ -62,7 +63,8 @@ def convert(
 
     The order is `searched` unless it is that of another score than Fisher information. `settings`
     are those of `repair`. Where only token 0 is read, the last layer is computed for
-    that alone, unless `first_token` is False. Without `nested`, gates of their own open the units
+    that alone, unless `first_token` is False. Search and repair take as long as they take, or about
+    so many `seconds` together. Without `nested`, gates of their own open the units
     in the order of the score, and nothing moves. `progress` is told what is done, how much of it,
     and how much there is. The given model is left alone.
     """
@@ -70,6 +72,7 @@ def convert(
         raise ValueError(f"units are one of {', '.join(UNITS)}, not {units!r}")
     if isinstance(score, str) and score not in SOURCES:
         raise ValueError(f"a score is one of {', '.join(SOURCES)}, not {score!r}")
+    check_seconds(seconds)
     plain = plain_of(model)
     if not isinstance(texts, Task | Split):
         texts = _encoded(plain, texts, labels, tokenizer, length)
@@ -100,7 +103,8 @@ def convert(
         elastic.made_for("hard")
     facts = {"scores": [float(f"{one:.6g}") for one in scored.scores.tolist()], **scored.facts}
     if nested and (score == "fisher" if searched is None else searched):
-        elastic, took = search(elastic, task.train, progress=partial(tell, "search"))
+        half = None if seconds is None else seconds / 2
+        elastic, took = search(elastic, task.train, seconds=half, progress=partial(tell, "search"))
         facts |= took
     if not repaired:
         if settings:
@@ -108,6 +112,8 @@ def convert(
         return Converted(elastic.eval(), facts)
     choosing, vouching = _halves(held_out)
     settings["progress"] = partial(tell, "repair")
+    if seconds is not None:
+        settings["seconds"] = max(seconds / 2, seconds - facts.get("search_seconds", 0.0))
     elastic, took = repair(elastic, task.train, held_out=choosing, **settings)
     facts |= took
     if vouching is not None:

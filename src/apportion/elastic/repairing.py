@@ -74,6 +74,7 @@ def repair(
     weightings: Sequence[tuple[float, float]] = WEIGHTINGS,
     ridges: Sequence[float] = RIDGES,
     shares: Sequence[float] = SHARES,
+    seconds: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Elastic, dict[str, Any]]:
     """A nested model with repaired output projections, and what that took.
@@ -81,7 +82,8 @@ def repair(
     Uses texts, not their labels. It fits to as many `rows` of the split as give the largest site
     enough tokens, and trusts the fit as far as `held_out` rows allow, best some that the model was
     not trained on; without them, a quarter of the split is held out. With no `shares` to choose
-    from, the fit is taken as it is. The given model is left alone.
+    from, the fit is taken as it is. With `seconds`, no further weighting is tried that would end
+    after them; the first always is. The given model is left alone.
     """
     if model.form != "nested":
         raise ValueError("only a nested model has one set of weights to repair; `elastic.nested()`")
@@ -116,7 +118,9 @@ def repair(
             "repair_share": 0.0,
             "repair_ridges": [],
         }
-        for weighting in weightings:
+        for number, weighting in enumerate(weightings):
+            if number and _is_over(started, seconds, part=number / (number + 1)):
+                break
             fitted, solved = run.fit(weighting, ridges, tell)
             nearest = math.inf
             for share in shares:
@@ -137,6 +141,11 @@ def repair(
         repaired.model.get_parameter(name).copy_(values)
     repaired.made_for("nested", model.floor if floor is None else floor, lowest=min(budgets))
     return repaired, {**facts, "repair_seconds": round(time.perf_counter() - started, 1)}
+
+
+def _is_over(started: float, seconds: float | None, *, part: float) -> bool:
+    """Whether the time is too short for the whole of what this part of was done so far."""
+    return seconds is not None and (time.perf_counter() - started) / part > seconds
 
 
 def _divide(split: Split, held_out: Split | None) -> tuple[Split, Split]:

@@ -8,6 +8,7 @@ site, units stay in the order of their scores. Texts alone are needed.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,16 +36,19 @@ def search(
     split: Split,
     *,
     seed: int = 0,
+    seconds: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Elastic, dict[str, Any]]:
     """A nested model in the order that a search on rows of a split found, and what that took.
 
     The given one is nested too, its units in each site in the order of their scores; it is left
-    alone. Labels are not used.
+    alone. Labels are not used. With `seconds`, it ends when they are over, and what it finds
+    depends on the machine.
     """
+    check_seconds(seconds)
     started = time.perf_counter()
     run = _Search(model, split.take(torch.arange(len(split))[:_ROWS]), seed, progress)
-    found = run.order()
+    found = run.order(math.inf if seconds is None else seconds)
     facts = {
         "search_rows": run.rows,
         "search_passes": round(run.passes),  # of a row through the whole model
@@ -52,6 +56,12 @@ def search(
         "search_seconds": round(time.perf_counter() - started, 1),
     }
     return found, facts
+
+
+def check_seconds(seconds: float | None) -> None:
+    """Complains of a time that nothing can be done in."""
+    if seconds is not None and not 0.0 < seconds < math.inf:
+        raise ValueError(f"seconds are a number above 0, not {seconds!r}")
 
 
 class _Search:
@@ -85,13 +95,15 @@ class _Search:
         self._measured: dict[tuple[Counts, int], tuple[float, int]] = {}
         self._done = 0
 
-    def order(self) -> Elastic:
-        """The model in the order of the search."""
+    def order(self, seconds: float) -> Elastic:
+        """The model in the order of the search; each budget has the same share of the time."""
         lower: Counts = (0,) * len(self.every)
-        for budget, rounds in _ROUNDS.items():
+        started, share = time.monotonic(), seconds / len(_ROUNDS)
+        for number, (budget, rounds) in enumerate(_ROUNDS.items(), start=1):
             best = self._fit(self._counts(self.model.allocation(budget)), budget, lower)
             for _ in range(rounds):
-                best = self._improve(best, budget, lower)
+                if time.monotonic() - started < number * share:
+                    best = self._improve(best, budget, lower)
                 self._tell()
             self.at[budget] = lower = best
         return self.model.nested(self._scores())

@@ -48,13 +48,15 @@ def certify(
     batch: int = 32,
     threads: int = 1,
     seed: int = 0,
+    timed: int = _TIMED,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Certificate:
     """A certificate: at most that share of answers differs from the whole model's.
 
     It holds with that confidence, over the choice of the texts, for texts that come from where
     these come from. At most `rows` of them are used, drawn by the seed; repeated texts count once.
-    Where no thresholds can be certified, every text goes to the whole model.
+    Where no thresholds can be certified, every text goes to the whole model. The speed that it
+    reports is measured with at most `timed` texts.
     """
     epsilon, delta = check_promise(disagree_at_most, confidence)
     runtime = folder if isinstance(folder, Runtime) else Runtime(folder, threads=threads)
@@ -80,7 +82,7 @@ def certify(
     ends = ends_at(pool.margins, chosen.thresholds)
     differs = pool.differs(TIES)[ends, np.arange(len(pool))]
     speed, own, whole = measure_speed(
-        Cascade(runtime, chosen.thresholds), calibration[:_TIMED], batch=batch, progress=progress
+        Cascade(runtime, chosen.thresholds), calibration[:timed], batch=batch, progress=progress
     )
     lengths = np.array([len(row) for row in encoded])
     return Certificate(

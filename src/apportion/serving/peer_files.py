@@ -11,6 +11,7 @@ level-0.25/, …        our int8 export of one level alone
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -37,12 +38,16 @@ _BATCH = 32
 class PeerFiles:
     """The files of one nested checkpoint, in a folder of their own.
 
-    `texts` are what int8 scales are taken from; no label is needed.
+    `texts` are what int8 scales are taken from; no label is needed. Others run the checkpoint's
+    whole model, or a `given` one, such as the dense model that it comes from. Our int8 file is
+    written there too, unless it was `exported` before.
     """
 
     checkpoint: Checkpoint
     folder: Path
     texts: Sequence[str]
+    given: nn.Module | None = None
+    exported: Path | None = None
 
     @property
     def levels(self) -> tuple[float, ...]:
@@ -51,6 +56,8 @@ class PeerFiles:
 
     def whole(self) -> nn.Module:
         """A copy of the model as it was given: nothing is cut, nothing is fused."""
+        if self.given is not None:
+            return copy.deepcopy(self.given).eval()
         return self.checkpoint.require_elastic().plain().eval()
 
     def dense(self) -> Path:
@@ -75,6 +82,8 @@ class PeerFiles:
 
     def one_file(self, *, int8: bool, scales: str = "static") -> Path:
         """Our exported folder with all levels."""
+        if self.exported is not None and int8 and scales == "static":
+            return self.exported
         name = f"file{'-int8' * int8}{'-dynamic' * (scales == 'dynamic')}"
         return self._exported(name, self.levels, int8, scales)
 
@@ -192,10 +201,11 @@ class _Logits(nn.Module):
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Exporters and quantisers warn of their own insides; what fails is still raised."""
+    before = logging.root.manager.disable  # a file may be made on the way to another
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)

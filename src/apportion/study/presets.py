@@ -64,6 +64,7 @@ def deliver(
     into: Path,
     *,
     agreement: float = AGREEMENT,
+    page: str = "report.html",
 ) -> Checkpoint:
     """The last model of an experiment, written with what was measured on it, and the report."""
     last = plan.stages[-1]
@@ -77,7 +78,7 @@ def deliver(
             limit(made.model, last.floor, told.get("from", 1.0))
     checkpoint = replace(made, notes=notes)
     save(checkpoint, into / "checkpoint")
-    write_page(plan, list(have), into / "report.html")
+    write_page(plan, list(have), into / page)
     return checkpoint
 
 
@@ -92,9 +93,13 @@ def conversion_preset(
     held_out: int,
     units: str = "all",
     agreement: float = AGREEMENT,
+    seconds: float | None = None,
     data_seed: int = 1,
 ) -> Preset:
-    """A knob for a fine-tuned model, and at most so many rows to make and to measure it with."""
+    """A knob for a fine-tuned model, and at most so many rows to make and to measure it with.
+
+    Search and repair take as long as they take, or about so many `seconds`.
+    """
     source = read_source(data, text, label)
     spec = Text(data, text=tuple(text), label=label, length=length, seed=data_seed)
     spec = _at_most(spec, source, rows, held_out)
@@ -117,7 +122,7 @@ def conversion_preset(
         },
         "stage": [
             {"method": "dense", "given": True},
-            {"method": "converted", "from": "dense", **_ORDERED, "latency": True},
+            {"method": "converted", "from": "dense", **_ordered(seconds), "latency": True},
         ],
     }
     why = "Units in the order of a score; what stays makes up for what a budget switches off."
@@ -142,6 +147,7 @@ def training_preset(
     units: str = "heads",
     unlabelled: str | None = None,
     unlabelled_rows: int | None = None,
+    seconds: float | None = None,
     seed: int = 7,
     data_seed: int = 1,
 ) -> Preset:
@@ -149,7 +155,8 @@ def training_preset(
 
     A pretrained model or an encoder of our own is the start; numbers that are not given are those
     of the kind of task and model. Texts without labels are a file, or "train": training rows that
-    are not drawn. Where all units are trained, they are the folder's unlabelled.csv by default.
+    are not drawn. Where all units are trained, they are the folder's unlabelled.csv by default, and
+    search and repair may be bounded to about so many `seconds`.
     """
     kind: Kind = ("pretrained" if pretrained else "text") if data else "marked"
     if length is None:
@@ -190,7 +197,7 @@ def training_preset(
     )
     start = {"method": "dense", **dense}
     if units == "all":
-        stages, timing = _nested(kind, nested)
+        stages, timing = _nested(kind, nested, seconds)
         reasons = _NESTED_REASONS | ({} if kind == "pretrained" else {"nested": _OWN_NUMBERS})
     else:
         weights = {"lam": lam, "beta": beta}
@@ -222,7 +229,6 @@ def model_table(
     return {"pretrained": name, **({"digest": digest} if digest else {})}
 
 
-_ORDERED = {"score": "fisher", "nested": True, "search": True, "repair": True}
 _NO_TEST_ROWS = (
     "there are no test rows: budgets are measured on training rows, and if the model was trained "
     "on those, it does better on them than it would on others"
@@ -254,10 +260,18 @@ _WEIGHTS: dict[Kind, dict[str, float]] = {
 }
 
 
-def _nested(kind: Kind, nested: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _ordered(seconds: float | None) -> dict[str, Any]:
+    """What a stage says that puts all units in one order, and how long that may take."""
+    ordered = {"score": "fisher", "nested": True, "search": True, "repair": True}
+    return ordered if seconds is None else {**ordered, "seconds": float(seconds)}
+
+
+def _nested(
+    kind: Kind, nested: Mapping[str, Any], seconds: float | None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The stages after the dense one that train one order of all units, and their timing."""
-    stages = [
-        {"method": "repaired", "from": "dense", **_ORDERED},
+    stages: list[dict[str, Any]] = [
+        {"method": "repaired", "from": "dense", **_ordered(seconds)},
         {"method": "nested", "from": "repaired", "teacher": "dense", **nested},
     ]
     stages[-1] |= {"sweep": False, "latency": True}

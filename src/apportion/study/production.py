@@ -177,6 +177,7 @@ def _score(
         nested=stage.nested,
         searched=stage.search,
         repaired=stage.repair,
+        seconds=stage.seconds,
         # Stages with the older scores were made before last layers could be short.
         first_token=False if stage.score in OLDER_SCORES else None,
         progress=tell,

@@ -60,6 +60,7 @@ STAGE = {
     "seeds": int,  # of the first so many, where not of all
     "search": bool,
     "repair": bool,
+    "seconds": float,
     "sweep": bool,
     "made_by": dict,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from apportion.elastic.elastic import Form
 from apportion.elastic.evaluation import SWEEP
 from apportion.elastic.repairing import REPAIRED_AT
 from apportion.elastic.scoring import SOURCES
+from apportion.elastic.searching import check_seconds
 from apportion.models.hub import load_tokenizer
 from apportion.study.baselines import BASELINES
 from apportion.study.protocols import MeasuredRows, Timing
@@ -68,6 +69,7 @@ class Stage:
     nested: bool = field(default=False, init=False)  # scores give one order for all budgets
     search: bool = field(default=False, init=False)  # of what budgets keep, after scoring
     repair: bool = field(default=False, init=False)  # in closed form, after both
+    seconds: float | None = field(default=None, init=False)  # of both, where that is bounded
     given: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -116,6 +118,7 @@ class Stage:
             "nested": self.nested,
             "search": self.search,
             "repair": self.repair,
+            "seconds": self.seconds,
             "versions": {name: version for name, version in versions.items() if version > 1},
         }
 
@@ -265,6 +268,7 @@ class ScoredStage(Stage):
     nested: bool = False  # units stand in the one order of all budgets
     search: bool = False  # what small budgets keep is measured together
     repair: bool = False  # what stays makes up for what a budget switches off
+    seconds: float | None = None  # that search and repair may take; then weights vary by machine
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -277,6 +281,9 @@ class ScoredStage(Stage):
             raise ValueError(
                 f"stage {self.method!r} has search or repair, which need nested = true and no keep"
             )
+        if self.seconds is not None and not (self.repair or self.search):
+            raise ValueError(f"stage {self.method!r} has seconds, and no search or repair for them")
+        check_seconds(self.seconds)
 
     @property
     def form(self) -> Form | None:
@@ -319,21 +326,6 @@ class GivenStage(Stage):
         super().__post_init__()
         if "pretrained" not in self.model:
             raise ValueError(f"stage {self.method!r} is a model as given: [model] pretrained")
-
-
-def is_done(stage: Stage, records: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a stage's records are all there."""
-    return any(
-        (r.get("kind"), r.get("stage"), r.get("measures")) == ("stage", stage.key, stage.measures)
-        for r in records
-    )
-
-
-def was_done(stage: Stage, records: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether an earlier version made a stage that is now due again."""
-    keys = {record["stage"] for record in records if record.get("kind") == "stage"}
-    earlier = (stage.as_made_by(version).key for version in range(1, max(VERSIONS.values())))
-    return stage.key not in keys and any(key in keys for key in earlier)
 
 
 def checkpoint_folder(stage: Stage, runs: Path) -> Path:

@@ -24,9 +24,10 @@ from apportion.data.text import Text
 from apportion.serving.prediction import ENCODING
 from apportion.study import records
 from apportion.study.answers import has_answers
+from apportion.study.completion import is_done
 from apportion.study.experiment import Experiment, current
 from apportion.study.measuring import run_stage, time_predictions_of, time_stage
-from apportion.study.stages import Stage, has_model, is_done
+from apportion.study.stages import Stage, has_model
 from apportion.training.progress import Tick
 
 

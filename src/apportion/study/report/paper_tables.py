@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from apportion.study.completion import is_done
 from apportion.study.driver.work import Piece, pieces_of
 from apportion.study.paper import PaperTable, Plan
 from apportion.study.planning import (
@@ -28,7 +29,6 @@ from apportion.study.report.figures import study_figures
 from apportion.study.report.query import mean_sd, methods_of, select
 from apportion.study.report.study_tables import study_tables
 from apportion.study.report.table import Table
-from apportion.study.stages import is_done
 
 
 @dataclass(frozen=True)
