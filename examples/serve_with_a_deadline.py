@@ -40,7 +40,9 @@ def served(folder: Path) -> Iterator[str]:
 
 def classify(address: str, text: str, *, target_ms: float) -> dict[str, Any]:
     """The server's answer to one text that is due in so many milliseconds."""
-    body = json.dumps({"input": text, "target_ms": target_ms}).encode()
+    # The dearest of the usual tiers: it may have the whole budget, if the deadline allows.
+    asked = {"input": text, "tier": "high-quality", "target_ms": target_ms}
+    body = json.dumps(asked).encode()
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{address}/v1/classify", body, headers)
     with urllib.request.urlopen(request, timeout=60) as reply:

@@ -79,6 +79,7 @@ def test_the_pages_code_uses_public_names_alone():
 
 @pytest.mark.slow
 def test_the_site_builds_strictly_and_asks_nobody_for_anything(tmp_path):
+    tmp_path = tmp_path.resolve()
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     ended = subprocess.run(command, cwd=HOME, env=quiet, capture_output=True, text=True)
@@ -86,6 +87,19 @@ def test_the_site_builds_strictly_and_asks_nobody_for_anything(tmp_path):
     for page in tmp_path.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert not re.findall(r"<(?:script|img|link)[^>]+(?:src|href)=[\"\']?https?://", text), page
-    method = (tmp_path / "method.html").read_text(encoding="utf-8")
-    page, line = re.search(r'"(code/src/[^"#]+gates\.py\.html)#(line-0-\d+)"', method).groups()
-    assert f'id="{line}"' in (tmp_path / page).read_text(encoding="utf-8")
+    assert lost_anchors(tmp_path) == []
+
+
+def lost_anchors(site: Path) -> list[str]:
+    """Links inside the site to a place on a page that is not there."""
+    texts = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    ids = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in texts.items()}
+    lost, seen = [], 0
+    for page, text in texts.items():
+        for target, place in re.findall(r'href="([^":]*)#([^"]+)"', text):
+            goal = (page.parent / target).resolve() if target else page
+            seen += "code/" in target
+            if goal in ids and place not in ids[goal]:
+                lost.append(f"{page.name} → {target}#{place}")
+    assert seen > 40, "links to lines of code"
+    return lost
