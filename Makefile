@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Idle threads wait without spinning, so that a busy neighbour does not slow every step.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo demo-paper test test-slow browser torture mutants quick check checkpoints study docs clean
+.PHONY: help demo demo-paper test test-slow browser torture mutants quick check checkpoints study docs site clean
 
 help:
 	@echo "make demo    set up, give MiniLM a speed dial on film reviews, print its table, write runs/demo/report.html"
@@ -20,6 +20,7 @@ help:
 	@echo "make checkpoints DATA=FOLDER  set up and train the first seed of each study's dense and nested model"
 	@echo "make study   set up and run what the committed records lack"
 	@echo "make docs    write the tables of README and docs anew from the records"
+	@echo "make site    set up and build the documentation, strictly, into runs/site"
 	@echo "make clean   remove the virtual environment and the caches, not the runs"
 
 # One stamp file stands for the whole set-up; it is made anew when the dependencies change.
@@ -90,7 +91,12 @@ docs: $(VENV)/ready
 	cp runs/paper/report.md docs/paper-tables.md
 	$(BIN)/python docs/record_tables.py
 	$(BIN)/python docs/front_page.py
+	$(BIN)/python docs/reference_pages.py
 	$(BIN)/python docs/code_links.py
+
+# Broken links and pages without a place in the navigation are errors.
+site: $(VENV)/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

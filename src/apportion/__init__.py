@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from apportion.extras import missing
 from apportion.models.autoclasses import register_when_imported
 
 if TYPE_CHECKING:
@@ -140,7 +141,10 @@ if not TYPE_CHECKING:  # a type checker has the names from above, and finds thos
     def __getattr__(name: str) -> object:
         if name not in _ROOM_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"apportion.{_ROOM_OF[name]}"), name)
+        try:
+            value = getattr(import_module(f"apportion.{_ROOM_OF[name]}"), name)
+        except ModuleNotFoundError as error:
+            raise ImportError(missing(error)) from None
         globals()[name] = value  # the next time, nobody asks here
         return value
 

@@ -267,7 +267,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(models, texts, tmp_path, c
         told = refused(capsys, "predict", *words)
         assert says in " ".join(told.split()), (words, told)
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert "Ray is not installed: pip install" in refused(capsys, "predict", model, texts, *ray)
+    assert "ray is not installed: pip install" in refused(capsys, "predict", model, texts, *ray)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts"]
 
 

@@ -1,5 +1,9 @@
 """The command line: parse, call, print. Data goes to stdout, progress and messages to stderr."""
 
+import sys
+
+from apportion.extras import missing
+
 try:
     # In the order in which `--help` names them.
     from apportion.cli import (  # isort: skip
@@ -19,6 +23,9 @@ try:
     from apportion.cli.main import app, main
 except KeyboardInterrupt:  # imports take seconds
     raise SystemExit(130) from None
+except ModuleNotFoundError as error:
+    sys.stderr.write(f"apportion: {missing(error)}\n")
+    raise SystemExit(2) from None
 
 __all__ = [
     "app",

@@ -39,19 +39,21 @@ def inspect(
 ) -> None:
     """Show what a checkpoint or an exported folder holds, and what it keeps at each budget."""
     from apportion.cli.exports import inspect_export
-    from apportion.elastic.card import in_words, unlabelled_in_words
-    from apportion.elastic.checkpoint import load
-    from apportion.elastic.description import describe
-    from apportion.elastic.elastic import plain_of
-    from apportion.models.sites import find_sites
     from apportion.serving.runtime.exported import is_export
-    from apportion.study.report.table import Table
-    from apportion.study.report.terminal import print_json, show
 
     if is_export(folder):
         _refuse(folder, floor=floor)
         inspect_export(folder, budget, as_json)
         return
+    # Only a checkpoint needs torch.
+    from apportion.elastic.card import in_words, unlabelled_in_words
+    from apportion.elastic.checkpoint import load
+    from apportion.elastic.description import describe
+    from apportion.elastic.elastic import plain_of
+    from apportion.models.sites import find_sites
+    from apportion.study.report.table import Table
+    from apportion.study.report.terminal import print_json, show
+
     loaded = load(folder)
     facts = describe(loaded, budget, floor=floor)
     if as_json:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from apportion import __version__
+from apportion.extras import missing
 
 app = typer.Typer(
     help="One transformer checkpoint, any compute budget.",
@@ -42,6 +43,8 @@ def main() -> NoReturn:
         # Whoever read the output has enough of it, which Typer takes for a failure.
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
+    except ModuleNotFoundError as error:
+        _fail(ValueError(missing(error)), 2)
     except (ValueError, *_WRONG_PATH) as error:
         _fail(error, 2)
     except OSError as error:

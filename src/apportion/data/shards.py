@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from apportion.data.rows import BadRow, Row, open_text, read_csv, read_lines, row_of
+from apportion.extras import require
 from apportion.files import sha256
 
 KINDS = ("csv", "parquet", "lines")
@@ -161,10 +162,7 @@ def _read_parquet(path: Path, columns: Columns) -> Iterator[MarkedRow | BadRow]:
 
 
 def _parquet(path: Path) -> Any:
-    try:
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise ValueError("Parquet is read by pyarrow: pip install 'apportion[ray]'") from None
+    pq = require("pyarrow.parquet")
     try:
         return pq.ParquetFile(path)
     except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError

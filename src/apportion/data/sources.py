@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from apportion.data.rows import LONGEST, BadRow, Row, open_text, read_csv
+from apportion.extras import install_command
 from apportion.files import first_line
 
 _HUB_NAME = re.compile(r"([\w.-]*\w/)?\w[\w.-]*(:[\w.-]+)?")
@@ -129,7 +130,7 @@ def _load_from_hub(name: str) -> Any:
     except ImportError:
         raise ValueError(
             f"there is no folder {name!r}; to read a dataset of the hub by that name, "
-            "pip install 'apportion[hub]'"
+            + install_command("hub")
         ) from None
     path, _, configuration = name.partition(":")
     try:

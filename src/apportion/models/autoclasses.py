@@ -22,6 +22,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from apportion.extras import require
+
 _AUTO = "transformers.models.auto.configuration_auto"
 _CUT_MODELS = "apportion.models.cut_models"
 
@@ -40,12 +42,7 @@ def class_of(name: str) -> Any:
 
 def import_transformers() -> Any:
     """The library, or an error that says how to install it."""
-    try:
-        import transformers
-    except ImportError:
-        needed = "pip install 'apportion[hub]'"
-        raise ValueError(f"pretrained models need Transformers: {needed}") from None
-    return transformers
+    return require("transformers")
 
 
 def register_when_imported() -> None:

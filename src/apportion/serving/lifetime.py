@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from apportion.extras import missing
 from apportion.files import first_line
 from apportion.serving.admitted import Model
 from apportion.serving.engine import ServingEngine, load_model
@@ -26,8 +27,8 @@ try:
     import uvicorn
 
     from apportion.serving.app import build_app
-except ImportError as error:
-    raise ValueError(f"{error.name} is not installed: pip install 'apportion[serve]'") from None
+except ModuleNotFoundError as error:
+    raise ValueError(missing(error)) from None
 
 _TICK = 0.02  # seconds between looks at whether the queue is empty
 

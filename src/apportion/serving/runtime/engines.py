@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apportion.data.tokenizer import Tokenizer
+from apportion.extras import require
 from apportion.files import first_line, read_json
 from apportion.serving.runtime.exported import (
     GRAPH,
@@ -43,7 +44,7 @@ class FileEngine:
     """An exported folder, run by ONNX Runtime."""
 
     def __init__(self, folder: Path, threads: int) -> None:
-        onnxruntime = _onnxruntime()
+        onnxruntime = require("onnxruntime")
         self.facts = read_export(folder)
         check_files(self.facts, folder)
         self._session = open_session(folder / GRAPH, threads)
@@ -87,7 +88,7 @@ class ViewEngine:
     """
 
     def __init__(self, folder: Path, threads: int, levels: Sequence[float] | None) -> None:
-        import torch
+        torch = require("torch")
 
         from apportion.elastic.checkpoint import load, weights_sha256
         from apportion.serving.arrays import on_arrays
@@ -142,7 +143,7 @@ class ViewEngine:
 
 def open_session(path: Path, threads: int) -> Any:
     """A session of ONNX Runtime on the processor; its idle threads do not spin."""
-    onnxruntime = _onnxruntime()
+    onnxruntime = require("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     # Threads that wait would spin, and take the processor from whoever has work.
@@ -159,13 +160,3 @@ def check_levels(levels: Sequence[float]) -> tuple[float, ...]:
     if not levels or len(set(levels)) < len(levels):
         raise ValueError(f"levels are different budgets, one at least, not {list(levels)}")
     return tuple(sorted(float(level) for level in levels))
-
-
-def _onnxruntime() -> Any:
-    try:
-        import onnxruntime
-    except ImportError:
-        raise ValueError(
-            "an exported folder is run by ONNX Runtime: pip install 'apportion[onnx]'"
-        ) from None
-    return onnxruntime

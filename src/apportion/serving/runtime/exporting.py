@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.checkpoint import Checkpoint, weights_digest
 from apportion.elastic.elastic import Elastic
+from apportion.extras import require
 from apportion.files import holding, json_text, part_of, remove, resolved
 from apportion.method.units import Allocation
 from apportion.serving.arrays import on_arrays
@@ -159,13 +160,8 @@ def _counts(kept: Allocation) -> dict[str, dict[str, int]]:
 
 
 def _check_installed() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-    except ImportError:
-        raise ValueError(
-            "exporting needs onnx and ONNX Runtime: pip install 'apportion[onnx]'"
-        ) from None
+    require("onnx")
+    require("onnxruntime")
 
 
 def this_target() -> str:

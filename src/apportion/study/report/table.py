@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from apportion.elastic.card import markdown_table
-
 
 @dataclass(frozen=True)
 class Table:
@@ -20,6 +18,9 @@ class Table:
 
     def markdown(self) -> str:
         """The table as GitHub shows it."""
+        # Tables of commands about exported folders are shown where there is no torch.
+        from apportion.elastic.card import markdown_table
+
         return markdown_table(self.columns, self.rows) + (f"\n\n{self.note}" if self.note else "")
 
     @classmethod
