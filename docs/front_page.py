@@ -115,7 +115,7 @@ def picture() -> Picture:
 def ask(folder: Path) -> dict[str, Any]:
     """What the file of an exported folder says of the sentences, as `predict` prints it."""
     from apportion.data.rows import read_csv
-    from apportion.serving.prediction import lines_of, predict
+    from apportion.serving.runtime.prediction import lines_of, predict
     from apportion.serving.runtime.session import Runtime
 
     runtime = Runtime(folder)

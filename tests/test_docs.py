@@ -20,9 +20,9 @@ from virtual import TIERS, logits, model
 
 from apportion.cli import app
 from apportion.cli.running import results_of
-from apportion.serving.app import build_app
-from apportion.serving.engine import ServingEngine
-from apportion.serving.terms import Config
+from apportion.serving.server.app import build_app
+from apportion.serving.server.engine import ServingEngine
+from apportion.serving.server.terms import Config
 from apportion.study import records
 from apportion.study.answers import read_answers
 from apportion.study.comparison import is_comparison, read_comparison

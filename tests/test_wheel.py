@@ -67,7 +67,7 @@ def test_the_wheel_says_what_the_project_says(wheel):
         said = Parser().parsestr(held.read(metadata).decode("utf-8"))
     assert said["Version"] == apportion.__version__ == "0.1.0"
     assert set(said.get_all("Provides-Extra")) == set(PROJECT["optional-dependencies"])
-    assert {"apportion/py.typed", "apportion/serving/page.html"} <= set(names)
+    assert {"apportion/py.typed", "apportion/serving/server/page.html"} <= set(names)
     assert not [name for name in names if not name.startswith("apportion")]
 
 

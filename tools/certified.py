@@ -26,12 +26,12 @@ import numpy as np
 import apportion.study.certificate_records  # noqa: F401 - makes its kinds known
 from apportion.data.rows import Row, open_text, plain, read_csv
 from apportion.files import write_bytes
-from apportion.serving.cascade import Cascade, Pool, ask, ends_at, margins_of
-from apportion.serving.certifying import mean_cost, prices_of, wrong_of
-from apportion.serving.guarantee import binomial_bound, binomial_tail, last_certified
+from apportion.serving.bench.timing import measure
+from apportion.serving.guarantees.cascade import Cascade, Pool, ask, ends_at, margins_of
+from apportion.serving.guarantees.certifying import mean_cost, prices_of, wrong_of
+from apportion.serving.guarantees.guarantee import binomial_bound, binomial_tail, last_certified
+from apportion.serving.guarantees.threshold_path import find_path
 from apportion.serving.runtime.session import Runtime
-from apportion.serving.threshold_path import find_path
-from apportion.serving.timing import measure
 from apportion.study import records
 
 ROOT = Path(__file__).parents[1]

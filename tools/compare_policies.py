@@ -13,11 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from apportion.serving.forecast import Forecast
-from apportion.serving.policy import Forecasting, Setting, Waiting, build_ladder, usual_worth
-from apportion.serving.replay import Arrival, arrive, attainment, gaps, optimum, replay, value
-from apportion.serving.rival_policies import NAMED
-from apportion.serving.terms import TIERS, Config
+from apportion.serving.milliseconds.forecast import Forecast
+from apportion.serving.server.policy import Forecasting, Setting, Waiting, build_ladder, usual_worth
+from apportion.serving.server.replay import (
+    Arrival,
+    arrive,
+    attainment,
+    gaps,
+    optimum,
+    replay,
+    value,
+)
+from apportion.serving.server.rival_policies import NAMED
+from apportion.serving.server.terms import TIERS, Config
 from apportion.study.records import append, provenance
 
 LOADS, SPREADS = (0.8, 1.2, 2.0), (1.0, 2.0, 8.0, 23.0)

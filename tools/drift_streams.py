@@ -15,7 +15,7 @@ import numpy as np
 
 import apportion.study.certificate_records  # noqa: F401 - makes its kinds known
 from apportion.files import discard
-from apportion.serving.drift import first_alarms
+from apportion.serving.guarantees.drift import first_alarms
 from apportion.study import records
 
 OUT = Path(__file__).parents[1] / "experiments" / "certificates" / "drift.jsonl"

@@ -30,7 +30,7 @@ VICTIMS = ("actor", "driver", "node")
 def start(model: Path, texts: Path, out: Path, cluster: Nodes, part: int) -> subprocess.Popen[str]:
     """A driver in a process of its own."""
     code = (
-        "import sys; from apportion.serving.ray_batch import predict_on_ray\n"
+        "import sys; from apportion.serving.batch.ray_batch import predict_on_ray\n"
         "model, texts, out, address, part = sys.argv[1:]\n"
         "done = predict_on_ray(model, texts, out=out, address=address, part=int(part))\n"
         "print(done.rows, done.before)"

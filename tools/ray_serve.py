@@ -23,8 +23,8 @@ else:
     import tomli as tomllib
 
 from apportion.files import first_line, write_text
-from apportion.serving.ray_cluster import connected
-from apportion.serving.ray_serving import deploy, serve_config
+from apportion.serving.batch.ray_cluster import connected
+from apportion.serving.server.ray_serving import deploy, serve_config
 
 
 def main() -> None:

@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 
 from apportion.files import sha256
-from apportion.serving.ray_batch import predict_on_ray
-from apportion.serving.ray_cluster import connected
-from apportion.serving.timing import median_interval
+from apportion.serving.batch.ray_batch import predict_on_ray
+from apportion.serving.batch.ray_cluster import connected
+from apportion.serving.bench.timing import median_interval
 from apportion.study import records
 
 ARMS = ("one actor", "two actors", "two commands")

@@ -9,7 +9,7 @@ import os
 
 import bentoml
 
-from apportion.serving.prediction import softmax
+from apportion.serving.runtime.prediction import softmax
 from apportion.serving.runtime.session import Runtime
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import litserve
 
-from apportion.serving.prediction import softmax
+from apportion.serving.runtime.prediction import softmax
 from apportion.serving.runtime.session import Runtime
 
 

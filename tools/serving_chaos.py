@@ -75,8 +75,8 @@ class Known:
 
 def know(folder: Path, texts: list[str], count: int) -> Known:
     """Asks the model itself, text by text."""
-    from apportion.serving.cascade import margins_of
-    from apportion.serving.prediction import softmax
+    from apportion.serving.guarantees.cascade import margins_of
+    from apportion.serving.runtime.prediction import softmax
     from apportion.serving.runtime.session import Runtime
 
     runtime = Runtime(folder, threads=1)
@@ -341,7 +341,7 @@ async def _drain(server: Any, texts: list[str], grace: float, multiple: float, b
 def serve_with_faults() -> None:
     """`apportion serve`, whose worker dies at its next batch after SIGUSR1."""
     from apportion.cli import main
-    from apportion.serving import lifetime
+    from apportion.serving.server import lifetime
 
     due = [0]
     signal.signal(signal.SIGUSR1, lambda *_: due.__setitem__(0, due[0] + 1))

@@ -36,10 +36,10 @@ import peer_servers
 import serving_chaos
 
 import apportion.study.serving_records  # noqa: F401 - makes its kinds known
-from apportion.serving.cascade import ask
-from apportion.serving.open_loop import Shot, fire, send_times, summarise
+from apportion.serving.bench.timing import median_interval
+from apportion.serving.guarantees.cascade import ask
 from apportion.serving.runtime.session import Runtime
-from apportion.serving.timing import median_interval
+from apportion.serving.server.open_loop import Shot, fire, send_times, summarise
 from apportion.study import records
 from apportion.study.load_arms import LoadPlan, run_load
 from apportion.study.server_process import ServerProcess

@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 
-from apportion.serving.timing import median_interval
+from apportion.serving.bench.timing import median_interval
 
 STEP = """
 import time, torch

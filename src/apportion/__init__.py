@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from apportion.method.units import Allocation, Unit, Units
     from apportion.models.encoder import Encoder, EncoderConfig
     from apportion.models.surgery import cut
-    from apportion.serving.calibration import calibrate
-    from apportion.serving.cascade import Cascade
-    from apportion.serving.certificate import Certificate, Tested
-    from apportion.serving.certifying import certify
-    from apportion.serving.forecast import Forecast
-    from apportion.serving.governor import Governor
-    from apportion.serving.ray_batch import Answered, predict_on_ray
+    from apportion.serving.batch.ray_batch import Answered, predict_on_ray
+    from apportion.serving.bench.calibration import calibrate
+    from apportion.serving.bench.timing import Latency, measure
+    from apportion.serving.guarantees.cascade import Cascade
+    from apportion.serving.guarantees.certificate import Certificate, Tested
+    from apportion.serving.guarantees.certifying import certify
+    from apportion.serving.milliseconds.forecast import Forecast
+    from apportion.serving.milliseconds.governor import Governor
     from apportion.serving.runtime.exporting import export
     from apportion.serving.runtime.session import Runtime
-    from apportion.serving.skipping import Skipping
-    from apportion.serving.timing import Latency, measure
+    from apportion.serving.runtime.skipping import Skipping
     from apportion.study.report.table import Table
     from apportion.study.reproduction import Reproduction, reproduce
     from apportion.training.course import Trained, train
@@ -116,17 +116,17 @@ _ROOMS = {
     "method.units": "Allocation Unit Units",
     "models.encoder": "Encoder EncoderConfig",
     "models.surgery": "cut",
-    "serving.calibration": "calibrate",
-    "serving.forecast": "Forecast",
-    "serving.governor": "Governor",
-    "serving.ray_batch": "Answered predict_on_ray",
-    "serving.cascade": "Cascade",
-    "serving.certificate": "Certificate Tested",
-    "serving.certifying": "certify",
+    "serving.bench.calibration": "calibrate",
+    "serving.milliseconds.forecast": "Forecast",
+    "serving.milliseconds.governor": "Governor",
+    "serving.batch.ray_batch": "Answered predict_on_ray",
+    "serving.guarantees.cascade": "Cascade",
+    "serving.guarantees.certificate": "Certificate Tested",
+    "serving.guarantees.certifying": "certify",
     "serving.runtime.exporting": "export",
     "serving.runtime.session": "Runtime",
-    "serving.skipping": "Skipping",
-    "serving.timing": "Latency measure",
+    "serving.runtime.skipping": "Skipping",
+    "serving.bench.timing": "Latency measure",
     "study.report.table": "Table",
     "study.reproduction": "Reproduction reproduce",
     "training.course": "Trained train",

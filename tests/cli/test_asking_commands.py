@@ -11,8 +11,8 @@ from texts import folder
 
 from apportion.elastic.checkpoint import MANIFEST, load
 from apportion.elastic.repairing import REPAIRED_AT
-from apportion.serving.skipping import Skipping
-from apportion.serving.timing import count_macs
+from apportion.serving.bench.timing import count_macs
+from apportion.serving.runtime.skipping import Skipping
 from apportion.study.experiment import parse_experiment
 from apportion.study.measuring import run_stage
 from apportion.study.production import produce

@@ -21,7 +21,7 @@ from small_export import write_export
 from texts import CLUES
 from written_forecast import write_forecast
 
-from apportion.serving.keys import digest_of
+from apportion.serving.server.keys import digest_of
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from apportion.method.allocation import allocate
 from apportion.method.units import Allocation
 from apportion.models.sites import ARCHITECTURES, find_sites
 from apportion.models.surgery import cut
-from apportion.serving.skipping import Skipping
+from apportion.serving.runtime.skipping import Skipping
 from apportion.training.prefixes import Views
 
 MODELS = OURS | {

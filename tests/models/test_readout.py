@@ -16,7 +16,7 @@ from apportion.method.units import Allocation
 from apportion.models.compute import count_macs
 from apportion.models.readout import read_first_token, readout_names, reads_first_token
 from apportion.models.surgery import view
-from apportion.serving.skipping import Skipping
+from apportion.serving.runtime.skipping import Skipping
 from apportion.training.prefixes import Views
 
 FAMILIES = ("bert", "electra", "roberta", "xlm-roberta", "distilbert")

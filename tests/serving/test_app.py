@@ -14,11 +14,11 @@ import pytest
 from asgi import call, call_all, send
 from virtual import TIERS, logits, model
 
-from apportion.serving.app import build_app
-from apportion.serving.engine import ServingEngine
-from apportion.serving.keys import Key, Keyring, digest_of
-from apportion.serving.openapi import openapi
-from apportion.serving.terms import Config, Limits
+from apportion.serving.server.app import build_app
+from apportion.serving.server.engine import ServingEngine
+from apportion.serving.server.keys import Key, Keyring, digest_of
+from apportion.serving.server.openapi import openapi
+from apportion.serving.server.terms import Config, Limits
 
 HOME = Path(__file__).parents[2]
 LIMITS = Limits(body=5000, body_seconds=0.2, rows=4, characters=400, timeout_ms=20_000.0)

@@ -15,9 +15,9 @@ from small_export import LEVELS, small_checkpoint, write_export
 from texts import rows as text_rows
 
 from apportion.elastic.checkpoint import save
-from apportion.serving import calibration
-from apportion.serving.calibration import calibrate, check_forecast, summarise
-from apportion.serving.forecast import Forecast, fingerprint_of
+from apportion.serving.bench import calibration
+from apportion.serving.bench.calibration import calibrate, check_forecast, summarise
+from apportion.serving.milliseconds.forecast import Forecast, fingerprint_of
 from apportion.serving.runtime.session import Runtime
 from apportion.study import records
 from apportion.study.measuring import time_forecast

@@ -10,13 +10,13 @@ import pytest
 from pools import Cached, pool
 
 from apportion.data.rows import BadRow, Row
-from apportion.serving.answering import Audited, answer_rows, by_cascade, lines_of_answers
-from apportion.serving.cascade import Cascade, Pool, ends_at
-from apportion.serving.certificate import Certificate, digest
-from apportion.serving.certifying import certify, texts_needed
-from apportion.serving.drift import Drift
-from apportion.serving.file_certifying import certify_file, draw_rows
-from apportion.serving.routing import Router, read_routing
+from apportion.serving.batch.answering import Audited, answer_rows, by_cascade, lines_of_answers
+from apportion.serving.batch.routing import Router, read_routing
+from apportion.serving.guarantees.cascade import Cascade, Pool, ends_at
+from apportion.serving.guarantees.certificate import Certificate, digest
+from apportion.serving.guarantees.certifying import certify, texts_needed
+from apportion.serving.guarantees.drift import Drift
+from apportion.serving.guarantees.file_certifying import certify_file, draw_rows
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from apportion.serving.drift import Drift, first_alarms, is_audited
+from apportion.serving.guarantees.drift import Drift, first_alarms, is_audited
 
 
 def stream(risk: float, streams: int, audits: int, seed: int = 0) -> np.ndarray:

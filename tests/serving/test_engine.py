@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from virtual import LEVELS, Affine, logits, model
 
-from apportion.serving import engine as engines
-from apportion.serving.admitted import ANSWERED, CANCELLED
-from apportion.serving.engine import (
+from apportion.serving.runtime.prediction import softmax
+from apportion.serving.server import engine as engines
+from apportion.serving.server.admitted import ANSWERED, CANCELLED
+from apportion.serving.server.engine import (
     ServingEngine,
     Ticket,
     load_model,
@@ -20,8 +21,7 @@ from apportion.serving.engine import (
     share_cores,
     usable_cores,
 )
-from apportion.serving.prediction import softmax
-from apportion.serving.terms import Asked, Capacity, Config, Refusal, agree
+from apportion.serving.server.terms import Asked, Capacity, Config, Refusal, agree
 
 
 class Ends:

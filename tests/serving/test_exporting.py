@@ -24,7 +24,7 @@ from apportion.models.reloading import load_folder
 from apportion.serving.runtime.exported import facts_of_file
 from apportion.serving.runtime.exporting import export, nested_at
 from apportion.serving.runtime.session import Runtime
-from apportion.serving.skipping import Skipping
+from apportion.serving.runtime.skipping import Skipping
 
 ALL = ("heads", "feedforward")
 TEXTS = [text for _, text in rows(40, 3)]

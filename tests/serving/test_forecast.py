@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apportion.serving.forecast import Deadline, Forecast, fingerprint_of, forecast_of
-from apportion.serving.machine import processor
+from apportion.serving.milliseconds.forecast import Deadline, Forecast, fingerprint_of, forecast_of
+from apportion.serving.milliseconds.machine import processor
 
 IDENTITY = {"weights": "ab", "tokenizer": "cd", "runtime": "a 1", "precision": "int8"}
 LEVELS, LENGTHS, ROWS = (0.25, 0.5, 1.0), (8, 32, 64), (1, 4, 16)
@@ -186,7 +186,7 @@ def test_a_deadline_takes_the_lowest_level_and_says_so_once_or_is_strict():
 def test_time_that_has_passed_since_a_deadline_was_made_is_taken_off(monkeypatch):
     now = [0.0]
     clock = SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr("apportion.serving.forecast.time", clock)
+    monkeypatch.setattr("apportion.serving.milliseconds.forecast.time", clock)
     needed = 1.1 * FORECAST.milliseconds(rows=1, length=8, level=1.0)
     deadline = Deadline(FORECAST, needed + 10.0)
     now[0] = 0.009
@@ -196,4 +196,4 @@ def test_time_that_has_passed_since_a_deadline_was_made_is_taken_off(monkeypatch
 
 
 def test_a_forecast_needs_no_torch():
-    assert "torch" not in vars(sys.modules["apportion.serving.forecast"])
+    assert "torch" not in vars(sys.modules["apportion.serving.milliseconds.forecast"])

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from apportion import Elastic
 from apportion.elastic.elastic import logits_of
-from apportion.serving.fusing import _Sum, fuse
-from apportion.serving.skipping import Skipping
+from apportion.serving.runtime.fusing import _Sum, fuse
+from apportion.serving.runtime.skipping import Skipping
 
 SHAPE = {
     "vocab_size": 20,

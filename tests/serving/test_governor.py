@@ -14,8 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apportion.serving.governor import Decision, Governor, Rule, Rules, decide, read_rules
-from apportion.serving.machine import SIGNALS, Machine
+from apportion.serving.milliseconds.governor import (
+    Decision,
+    Governor,
+    Rule,
+    Rules,
+    decide,
+    read_rules,
+)
+from apportion.serving.milliseconds.machine import SIGNALS, Machine
 
 RULES = Rules(
     (
@@ -180,7 +187,7 @@ def test_every_signal_is_read_from_where_linux_tells_it(proc, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     now = [100.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("apportion.serving.machine.time", clock)
+    monkeypatch.setattr("apportion.serving.milliseconds.machine.time", clock)
     press(proc, 33.0, 5_000_000)
     machine = Machine(
         proc,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from pools import PRICES, pool
 
-from apportion.serving.cascade import ends_at
-from apportion.serving.file_certifying import draw_sizes, last_of_file
-from apportion.serving.guarantee import (
+from apportion.serving.guarantees.cascade import ends_at
+from apportion.serving.guarantees.file_certifying import draw_sizes, last_of_file
+from apportion.serving.guarantees.guarantee import (
     binomial_bound,
     binomial_tail,
     check_promise,
@@ -20,7 +20,7 @@ from apportion.serving.guarantee import (
     last_certified,
     rows_needed,
 )
-from apportion.serving.threshold_path import TIES, find_path
+from apportion.serving.guarantees.threshold_path import TIES, find_path
 
 EPSILON, DRAWS, ROWS = 0.01, 500, 2000
 ACCEPTED = 0.07  # 5 % and two standard errors of 500 draws

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from apportion.serving.keys import Key, Keyring, digest_of, read_keys
-from apportion.serving.terms import Refusal
+from apportion.serving.server.keys import Key, Keyring, digest_of, read_keys
+from apportion.serving.server.terms import Refusal
 
 TIERS = ("low", "high")
 
@@ -62,7 +62,7 @@ def test_a_key_is_found_by_its_hash_and_every_line_is_compared(monkeypatch):
         compared.append(one)
         return one == other
 
-    monkeypatch.setattr("apportion.serving.keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("apportion.serving.server.keys.hmac.compare_digest", compare)
     keys = [Key(digest_of(name), name, None, None) for name in "abc"]
     assert Keyring(keys).find("a").name == "a"
     assert compared == [key.digest for key in keys]

@@ -13,8 +13,8 @@ from texts import rows, write
 from typer.testing import CliRunner
 from written_forecast import write_forecast
 
-from apportion.serving.configuration import config_of, tomllib
-from apportion.serving.open_loop import Hit, Shot, fire, send_times, summarise
+from apportion.serving.server.configuration import config_of, tomllib
+from apportion.serving.server.open_loop import Hit, Shot, fire, send_times, summarise
 from apportion.study.load_arms import LoadPlan, arm_config, read_texts
 from apportion.study.records import record_of
 

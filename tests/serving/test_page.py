@@ -11,10 +11,10 @@ import time
 import pytest
 from virtual import TIERS, certificate, logits, model
 
-from apportion.serving.app import build_app
-from apportion.serving.engine import ServingEngine
-from apportion.serving.promise import Promise
-from apportion.serving.terms import Config
+from apportion.serving.server.app import build_app
+from apportion.serving.server.engine import ServingEngine
+from apportion.serving.server.promise import Promise
+from apportion.serving.server.terms import Config
 
 pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apportion.serving.parts import Answer, Layout, Parts, form_of, write_answers
+from apportion.serving.batch.parts import Answer, Layout, Parts, form_of, write_answers
 
 LAYOUT = Layout(("no", "yes"), ("a.csv", "b.csv"), id=True, budget=True)
 

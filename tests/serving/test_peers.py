@@ -9,10 +9,10 @@ import pytest
 from nested_texts import nested_checkpoint
 from texts import rows
 
-from apportion.serving.energy import joules_between, joules_per_call, read_counters
-from apportion.serving.footprint import measure_footprint, resident_bytes
-from apportion.serving.peer_files import PeerFiles, graph_of
-from apportion.serving.peers import NAMED, PEERS, Setting, build_peers
+from apportion.serving.bench.energy import joules_between, joules_per_call, read_counters
+from apportion.serving.bench.footprint import measure_footprint, resident_bytes
+from apportion.serving.bench.peer_files import PeerFiles, graph_of
+from apportion.serving.bench.peers import NAMED, PEERS, Setting, build_peers
 
 TEXTS = [text for _, text in rows(40, 3)]
 
@@ -87,7 +87,7 @@ def test_without_a_compiler_the_compiled_arm_is_left_out(files, monkeypatch):
 def test_a_file_that_is_there_is_not_written_again(files, monkeypatch):
     folder = files.one_file(int8=False)
     monkeypatch.setattr(
-        "apportion.serving.peer_files.export", lambda *_, **__: pytest.fail("written again")
+        "apportion.serving.bench.peer_files.export", lambda *_, **__: pytest.fail("written again")
     )
     assert files.one_file(int8=False) == folder
 

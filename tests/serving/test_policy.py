@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual import LEVELS, TIERS, Affine, queues, row, setting, waiting
 
-from apportion.serving.policy import (
+from apportion.serving.server.policy import (
     Load,
     admit,
     build_ladder,
@@ -20,9 +20,9 @@ from apportion.serving.policy import (
     padded,
     usual_worth,
 )
-from apportion.serving.replay import Arrival, replay
-from apportion.serving.rival_policies import NAMED
-from apportion.serving.terms import Refusal, Terms, Tier
+from apportion.serving.server.replay import Arrival, replay
+from apportion.serving.server.rival_policies import NAMED
+from apportion.serving.server.terms import Refusal, Terms, Tier
 
 SETTING = setting()
 

@@ -22,10 +22,10 @@ from apportion.data.rows import BadRow, Row
 from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.checkpoint import load, save
 from apportion.elastic.evaluation import evaluate
-from apportion.serving import arrays
-from apportion.serving.arrays import on_arrays
-from apportion.serving.prediction import Prediction, lines_of, predict
-from apportion.serving.throughput import time_predictions
+from apportion.serving.bench.throughput import time_predictions
+from apportion.serving.runtime import arrays
+from apportion.serving.runtime.arrays import on_arrays
+from apportion.serving.runtime.prediction import Prediction, lines_of, predict
 from apportion.study.experiment import task_of
 
 TRAIN = "--length 16 --layers 2 --hidden 16 --feedforward 32 --epochs 20 --budgeted-epochs 3"

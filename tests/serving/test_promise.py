@@ -9,12 +9,12 @@ import pytest
 from asgi import call
 from virtual import IDENTITY, LEVELS, VirtualClock, certificate, model
 
-from apportion.serving.admitted import ANSWERED
-from apportion.serving.app import build_app
-from apportion.serving.engine import ServingEngine
-from apportion.serving.promise import CERTIFICATE, Audit, Promise, Unpromised, find_promise
-from apportion.serving.queueing import Queue
-from apportion.serving.terms import Asked, agree
+from apportion.serving.server.admitted import ANSWERED
+from apportion.serving.server.app import build_app
+from apportion.serving.server.engine import ServingEngine
+from apportion.serving.server.promise import CERTIFICATE, Audit, Promise, Unpromised, find_promise
+from apportion.serving.server.queueing import Queue
+from apportion.serving.server.terms import Asked, agree
 
 SURE, DOUBTFUL = [2] * 8, [3] * 8  # what a level is sure of, and what none but the whole model is
 

@@ -14,12 +14,12 @@ from hypothesis.stateful import (
 )
 from virtual import LEVELS, VirtualClock, certificate, logits, model
 
-from apportion.serving.admitted import ANSWERED, CANCELLED, FAILED, TIMED_OUT
-from apportion.serving.cascade import margins_of
-from apportion.serving.prediction import softmax
-from apportion.serving.promise import Promise
-from apportion.serving.queueing import Queue
-from apportion.serving.terms import Asked, Refusal, agree
+from apportion.serving.guarantees.cascade import margins_of
+from apportion.serving.runtime.prediction import softmax
+from apportion.serving.server.admitted import ANSWERED, CANCELLED, FAILED, TIMED_OUT
+from apportion.serving.server.promise import Promise
+from apportion.serving.server.queueing import Queue
+from apportion.serving.server.terms import Asked, Refusal, agree
 
 CAPS = {"workers": 2, "max_wait": 0.4, "max_tokens": 1500, "max_rows": 30, "max_batch": 6}
 ENDS = {ANSWERED, FAILED, CANCELLED, TIMED_OUT}

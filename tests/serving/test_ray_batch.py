@@ -18,6 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from apportion.serving.cascade import Cascade, ask, margins_of
+from apportion.serving.parts import Parts
+from apportion.serving.questions import Question
 from clusters import ON_RAY, two_cpus, workers
 from commands import run as command
 from pretrained import write_classifier
@@ -27,10 +30,7 @@ from apportion.elastic.checkpoint import Checkpoint, save
 from apportion.elastic.elastic import Elastic
 from apportion.models.hub import tokenizer_of_folder
 from apportion.models.reloading import load_folder
-from apportion.serving.cascade import Cascade, ask, margins_of
-from apportion.serving.parts import Parts
-from apportion.serving.questions import Question
-from apportion.serving.ray_batch import Actor, job_folder, predict_on_ray
+from apportion.serving.batch.ray_batch import Actor, job_folder, predict_on_ray
 from apportion.serving.runtime.exporting import export
 from apportion.serving.runtime.session import Runtime
 
@@ -129,7 +129,7 @@ class TestOnRay:
         out = tmp_path / "out.csv"
         code = (
             "from clusters import two_cpus\n"
-            "from apportion.serving.ray_batch import predict_on_ray\n"
+            "from apportion.serving.batch.ray_batch import predict_on_ray\n"
             "with two_cpus():\n"
             f"    predict_on_ray({str(models / 'exported')!r}, {str(texts)!r}, out={str(out)!r},\n"
             "                   id='key', budget=0.5, part=1024, actors=1)\n"
@@ -208,8 +208,10 @@ def test_an_actor_answers_by_a_certificate_as_the_cascade_does(models, monkeypat
 
 def test_a_folder_of_another_job_is_not_gone_on_with(models, texts, tmp_path, monkeypatch):
     out = tmp_path / "out.csv"
-    monkeypatch.setattr("apportion.serving.ray_batch._run", lambda *words, **more: None)
-    monkeypatch.setattr("apportion.serving.ray_batch.connected", lambda address: nullcontext())
+    monkeypatch.setattr("apportion.serving.batch.ray_batch._run", lambda *words, **more: None)
+    monkeypatch.setattr(
+        "apportion.serving.batch.ray_batch.connected", lambda address: nullcontext()
+    )
     with pytest.raises(OSError, match="241 of 241 rows have no answer"):
         predict_on_ray(models / "exported", texts, out=out, budget=0.5)
     assert job_folder(out).is_dir() and not out.exists()

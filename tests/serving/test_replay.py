@@ -9,9 +9,17 @@ from dataclasses import replace
 import pytest
 from virtual import LEVELS, TIERS, row, setting
 
-from apportion.serving.policy import ladder
-from apportion.serving.replay import Arrival, arrive, attainment, gaps, optimum, replay, value
-from apportion.serving.rival_policies import NAMED, slackfit
+from apportion.serving.server.policy import ladder
+from apportion.serving.server.replay import (
+    Arrival,
+    arrive,
+    attainment,
+    gaps,
+    optimum,
+    replay,
+    value,
+)
+from apportion.serving.server.rival_policies import NAMED, slackfit
 
 ACCURACY = dict(zip(LEVELS, (0.86, 0.91, 0.93, 0.94), strict=True))
 

@@ -34,7 +34,7 @@ from apportion.serving.runtime.rounding import (
 )
 from apportion.serving.runtime.session import Runtime
 from apportion.serving.runtime.skeletons import SKELETONS
-from apportion.serving.skipping import Skipping
+from apportion.serving.runtime.skipping import Skipping
 
 ALL = ("heads", "feedforward")
 LEVELS = (0.125, 0.25, 0.5, 1.0)

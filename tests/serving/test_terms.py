@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from virtual import LEVELS
 
-from apportion.serving.configuration import read_config
-from apportion.serving.terms import TIERS, Asked, Config, Refusal, Tier, agree
+from apportion.serving.server.configuration import read_config
+from apportion.serving.server.terms import TIERS, Asked, Config, Refusal, Tier, agree
 
 GOOD = """
 [model]

@@ -11,8 +11,8 @@ from nested_texts import nested_checkpoint
 
 from apportion.data.sources import read_source
 from apportion.elastic.checkpoint import save
-from apportion.serving.peer_files import PeerFiles
-from apportion.serving.peers import PEERS
+from apportion.serving.bench.peer_files import PeerFiles
+from apportion.serving.bench.peers import PEERS
 from apportion.study import records
 from apportion.study.comparison import Goal, is_comparison, read_comparison
 from apportion.study.peer_measuring import (

@@ -35,7 +35,14 @@ from apportion.method.units import Allocation, Units
 from apportion.models.compute import count_macs, count_parameters
 from apportion.models.encoder import Encoder, EncoderConfig
 from apportion.models.surgery import cut
-from apportion.serving.timing import FUSED, Timed, elastic_arms, measure, median_interval, time_arms
+from apportion.serving.bench.timing import (
+    FUSED,
+    Timed,
+    elastic_arms,
+    measure,
+    median_interval,
+    time_arms,
+)
 from apportion.study import measuring
 from apportion.study.experiment import parse_experiment
 from apportion.study.measuring import time_stage
@@ -452,7 +459,7 @@ def test_a_speed_is_a_median_of_ratios_and_a_ratio_of_medians(monkeypatch):
     taken = {"slow": [4.0, 2.0, 9.0, 6.0, 5.0], "fast": [1.0, 2.0, 3.0, 3.0, 5.0]}
     now = [0.0]
     left = {name: iter(times) for name, times in taken.items()}
-    monkeypatch.setattr("apportion.serving.timing.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("apportion.serving.bench.timing.time.perf_counter", lambda: now[0])
 
     def arm(name):
         def call():

@@ -20,9 +20,9 @@ from apportion.elastic.evaluation import evaluate
 from apportion.elastic.scoring import SOURCES, Scored
 from apportion.method.allocation import allocate
 from apportion.models.encoder import Encoder, EncoderConfig
-from apportion.serving.prediction import ENCODING
-from apportion.serving.skipping import Skipping
-from apportion.serving.timing import elastic_arms
+from apportion.serving.bench.timing import elastic_arms
+from apportion.serving.runtime.prediction import ENCODING
+from apportion.serving.runtime.skipping import Skipping
 from apportion.study.baselines import tfidf_logistic
 from apportion.study.driver.local_driver import _is_ready, _startable, unfinished
 from apportion.study.experiment import parse_experiment

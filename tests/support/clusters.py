@@ -68,7 +68,7 @@ def _start() -> None:
 
 
 def require_ray():
-    from apportion.serving.ray_cluster import require_ray
+    from apportion.serving.batch.ray_cluster import require_ray
 
     return require_ray()
 

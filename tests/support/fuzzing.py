@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from asgi import Reply, send
 from virtual import TIERS, certificate, model
 
-from apportion.serving.app import build_app
-from apportion.serving.engine import ServingEngine
-from apportion.serving.promise import Promise
-from apportion.serving.terms import Config, Limits
+from apportion.serving.server.app import build_app
+from apportion.serving.server.engine import ServingEngine
+from apportion.serving.server.promise import Promise
+from apportion.serving.server.terms import Config, Limits
 
 LIMITS = Limits(body=20_000, body_seconds=0.5, rows=8, characters=2000, timeout_ms=5000)
 GOOD = {

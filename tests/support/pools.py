@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from apportion.serving.cascade import Pool
+from apportion.serving.guarantees.cascade import Pool
 from apportion.serving.runtime.session import Runtime
 
 PRICES = (0.15, 0.3, 1.0)

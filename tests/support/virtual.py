@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from apportion.data.tokenizer import Tokenizer
-from apportion.serving.admitted import Model
-from apportion.serving.certificate import Certificate
-from apportion.serving.policy import Setting, Waiting, build_ladder, usual_worth
-from apportion.serving.promise import UNPROMISED
-from apportion.serving.terms import Config, Tier
+from apportion.serving.guarantees.certificate import Certificate
+from apportion.serving.server.admitted import Model
+from apportion.serving.server.policy import Setting, Waiting, build_ladder, usual_worth
+from apportion.serving.server.promise import UNPROMISED
+from apportion.serving.server.terms import Config, Tier
 
 LEVELS = (0.125, 0.25, 0.5, 1.0)
 TIERS = (

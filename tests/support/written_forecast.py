@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from apportion.serving.forecast import FORECAST, Forecast, fingerprint_of
+from apportion.serving.milliseconds.forecast import FORECAST, Forecast, fingerprint_of
 from apportion.serving.runtime.session import Runtime
 
 

@@ -10,7 +10,7 @@ import typer
 from apportion.cli.main import AsJson, app, err
 
 if TYPE_CHECKING:
-    from apportion.serving.forecast import Forecast
+    from apportion.serving.milliseconds.forecast import Forecast
 
 _BUSY = 0.25  # a margin above this says that the machine was not idle
 
@@ -46,7 +46,7 @@ def calibrate(
     Writes forecast.json into the folder. Do it while nothing else is running. The file is of this
     machine, these weights and these threads; anywhere else it is refused.
     """
-    from apportion.serving.calibration import calibrate as run_calibrate
+    from apportion.serving.bench.calibration import calibrate as run_calibrate
     from apportion.serving.runtime.session import Runtime
     from apportion.training.progress import working_bar
 
@@ -73,7 +73,7 @@ def calibrate(
 
 def _check(runtime: Any, repeats: int, file: Path | None, as_json: bool) -> None:
     """Foretold beside measured: a summary, and records where they are asked for."""
-    from apportion.serving.calibration import summarise
+    from apportion.serving.bench.calibration import summarise
     from apportion.study.measuring import time_forecast
     from apportion.study.records import append
     from apportion.training.progress import working_bar

@@ -15,7 +15,7 @@ from apportion.cli.streams import Watch, opened, say, target_of
 
 if TYPE_CHECKING:
     from apportion.data.rows import BadRow, Row
-    from apportion.serving.answering import Answer
+    from apportion.serving.batch.answering import Answer
     from apportion.serving.runtime.session import Runtime
 
 _STDIN = Path("-")
@@ -57,7 +57,7 @@ class Asked:
     @property
     def chunk(self) -> int:
         """Rows that are taken at a time: who types wants an answer to each line."""
-        from apportion.serving.prediction import CHUNK
+        from apportion.serving.runtime.prediction import CHUNK
 
         return 1 if self.texts == _STDIN and sys.stdin.isatty() else CHUNK
 
@@ -65,7 +65,7 @@ class Asked:
         self, answered: Iterable[Answer | BadRow], classes: Sequence[str], watch: Watch
     ) -> None:
         """Writes answers as they come, and says how many ended at each budget."""
-        from apportion.serving.answering import lines_of_answers
+        from apportion.serving.batch.answering import lines_of_answers
 
         ended: Counter[float] = Counter()
 
@@ -122,10 +122,10 @@ def answer_texts(
 
 
 def _by_certificate(asked: Asked, file: Path, audit: float | None) -> None:
-    from apportion.serving.answering import Audited, answer_rows, by_cascade
-    from apportion.serving.cascade import Cascade
-    from apportion.serving.certificate import Certificate
-    from apportion.serving.drift import Drift
+    from apportion.serving.batch.answering import Audited, answer_rows, by_cascade
+    from apportion.serving.guarantees.cascade import Cascade
+    from apportion.serving.guarantees.certificate import Certificate
+    from apportion.serving.guarantees.drift import Drift
     from apportion.serving.runtime.session import Runtime
 
     certificate = Certificate.load(file)
@@ -158,7 +158,7 @@ def _told(alarm: bool, differed: int, audited: int) -> str:
 
 
 def _by_routing(asked: Asked, file: Path, tag: str | None) -> None:
-    from apportion.serving.routing import Router, read_routing
+    from apportion.serving.batch.routing import Router, read_routing
     from apportion.serving.runtime.session import Runtime
 
     routing = read_routing(file)
@@ -175,9 +175,9 @@ def _by_routing(asked: Asked, file: Path, tag: str | None) -> None:
 
 def _by_promise(asked: Asked, disagree_at_most: float, confidence: float, seed: int) -> None:
     from apportion.files import discard, sha256
-    from apportion.serving.answering import answer_rows, by_cascade
-    from apportion.serving.file_certifying import certify_file, draw_rows
-    from apportion.serving.guarantee import check_promise
+    from apportion.serving.batch.answering import answer_rows, by_cascade
+    from apportion.serving.guarantees.file_certifying import certify_file, draw_rows
+    from apportion.serving.guarantees.guarantee import check_promise
     from apportion.serving.runtime.session import Runtime
 
     check_promise(disagree_at_most, confidence)

@@ -12,7 +12,7 @@ from apportion.cli.main import AsJson, app
 from apportion.cli.streams import say
 
 if TYPE_CHECKING:
-    from apportion.serving.certificate import Certificate
+    from apportion.serving.guarantees.certificate import Certificate
     from apportion.serving.runtime.session import Runtime
     from apportion.study.report.table import Table
 
@@ -71,8 +71,8 @@ def certify(
     the whole model's. No labels are needed. The promise is for texts like these.
     """
     from apportion.files import write_bytes, write_text
-    from apportion.serving.certifying import certify as make_certificate
-    from apportion.serving.guarantee import check_promise
+    from apportion.serving.guarantees.certifying import certify as make_certificate
+    from apportion.serving.guarantees.guarantee import check_promise
     from apportion.serving.runtime.session import Runtime
     from apportion.study.report.certificate_figure import draw_path
     from apportion.study.report.terminal import print_json, show

@@ -49,7 +49,7 @@ def sweep_export(
     folder: Path, budgets: Sequence[float] | None, data: Path | None, split: str
 ) -> list[Point]:
     """How an exported folder does at each of its levels, or at some budgets."""
-    from apportion.serving.runtime.levels import sweep_levels
+    from apportion.serving.bench.levels import sweep_levels
     from apportion.training.progress import working_bar
 
     runtime, task = _with_task(folder, data, threads=1)
@@ -70,7 +70,7 @@ def bench_export(
     """How long a call of an exported folder takes at each of its levels, taking turns."""
     import torch
 
-    from apportion.serving.runtime.levels import time_levels
+    from apportion.serving.bench.levels import time_levels
     from apportion.training.progress import working_bar
 
     runtime, task = _with_task(folder, data, threads=threads)

@@ -232,8 +232,8 @@ def bench(
 
     from apportion.cli.exports import bench_export
     from apportion.elastic.card import BUDGETS
+    from apportion.serving.bench.timing import elastic_arms, time_arms
     from apportion.serving.runtime.exported import is_export
-    from apportion.serving.timing import elastic_arms, time_arms
     from apportion.study.records import provenance
     from apportion.study.report.speed_tables import latency_table
     from apportion.study.report.terminal import print_json, show

@@ -16,7 +16,7 @@ from apportion.cli.streams import Watch, opened, say, target_of
 
 if TYPE_CHECKING:
     from apportion.data.tokenizer import Tokenizer
-    from apportion.serving.prediction import Answering
+    from apportion.serving.runtime.prediction import Answering
 
 
 @app.command(
@@ -165,8 +165,8 @@ def predict(
         )
         return
     from apportion.data.rows import read_csv, read_lines
-    from apportion.serving.prediction import CHUNK, FORMATS, lines_of
-    from apportion.serving.prediction import predict as run_predict
+    from apportion.serving.runtime.prediction import CHUNK, FORMATS, lines_of
+    from apportion.serving.runtime.prediction import predict as run_predict
 
     form = form or ("jsonl" if out and out.suffix in (".jsonl", ".json") else "csv")
     if form not in FORMATS:
@@ -243,8 +243,8 @@ def _answering(
         yield partial(runtime, budget=level), runtime.tokenizer, runtime.classes, columns
         return
     from apportion.elastic.checkpoint import load
-    from apportion.serving.arrays import model_at, on_arrays
-    from apportion.serving.timing import using_threads
+    from apportion.serving.bench.timing import using_threads
+    from apportion.serving.runtime.arrays import model_at, on_arrays
 
     loaded = load(folder)
     if loaded.words is None or loaded.classes is None:

@@ -45,7 +45,7 @@ def predict_with_ray(
     **options: Any,
 ) -> None:
     """Runs a batch job on Ray and says on stderr what came of it."""
-    from apportion.serving.ray_batch import predict_on_ray
+    from apportion.serving.batch.ray_batch import predict_on_ray
 
     if out is None:
         raise ValueError("--engine ray writes a file: name it with --out, as .csv or .parquet")

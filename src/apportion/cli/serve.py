@@ -42,9 +42,9 @@ def serve(
     SIGTERM answers what waits and ends; SIGHUP reads the folder and the configuration again. A
     folder without forecast.json is calibrated first.
     """
-    from apportion.serving.configuration import read_config
-    from apportion.serving.lifetime import run_server
-    from apportion.serving.terms import Config
+    from apportion.serving.server.configuration import read_config
+    from apportion.serving.server.lifetime import run_server
+    from apportion.serving.server.terms import Config
     from apportion.training.progress import working_bar
 
     def read() -> Config:

@@ -17,8 +17,8 @@ from apportion.data.sources import read_source
 from apportion.data.text import Text
 from apportion.elastic.checkpoint import load, weights_digest
 from apportion.files import check, holding
-from apportion.serving.peer_files import PeerFiles
-from apportion.serving.peers import NAMED
+from apportion.serving.bench.peer_files import PeerFiles
+from apportion.serving.bench.peers import NAMED
 from apportion.study import records
 from apportion.study.experiment import read_toml, task_of
 from apportion.study.peer_measuring import (

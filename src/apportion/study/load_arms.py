@@ -18,8 +18,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from apportion.serving.open_loop import Shot, fire, saturate, send_times, summarise
 from apportion.serving.runtime.session import Runtime
+from apportion.serving.server.open_loop import Shot, fire, saturate, send_times, summarise
 from apportion.study.records import provenance
 from apportion.study.server_process import ServerProcess
 from apportion.study.serving_records import LoadRecord

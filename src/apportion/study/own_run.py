@@ -24,16 +24,16 @@ from torch import nn
 from apportion.data.task import Task
 from apportion.elastic.checkpoint import Checkpoint, load, weights_digest
 from apportion.files import holding
-from apportion.serving.calibration import calibrate
-from apportion.serving.certificate import Certificate
-from apportion.serving.certifying import certify, texts_needed
-from apportion.serving.peer_files import PeerFiles
-from apportion.serving.peers import NAMED, Setting, build_peers
-from apportion.serving.prediction import softmax
+from apportion.serving.bench.calibration import calibrate
+from apportion.serving.bench.peer_files import PeerFiles
+from apportion.serving.bench.peers import NAMED, Setting, build_peers
+from apportion.serving.bench.timing import compare_times, take_times
+from apportion.serving.guarantees.certificate import Certificate
+from apportion.serving.guarantees.certifying import certify, texts_needed
 from apportion.serving.runtime.exported import is_export
 from apportion.serving.runtime.exporting import export
+from apportion.serving.runtime.prediction import softmax
 from apportion.serving.runtime.session import Runtime
-from apportion.serving.timing import compare_times, take_times
 from apportion.study import records
 from apportion.study.baselines import BagOfWords, fit_bag_of_words
 from apportion.study.experiment import read_experiment

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from apportion.data.task import Task
 from apportion.data.tokenizer import Tokenizer
-from apportion.serving.energy import joules_per_call, read_counters
-from apportion.serving.footprint import can_measure, measure_footprint
-from apportion.serving.peer_files import PeerFiles, graph_of
-from apportion.serving.peers import NAMED, Setting, build_peers
-from apportion.serving.prediction import Answering, batches_of
+from apportion.serving.bench.energy import joules_per_call, read_counters
+from apportion.serving.bench.footprint import can_measure, measure_footprint
+from apportion.serving.bench.peer_files import PeerFiles, graph_of
+from apportion.serving.bench.peers import NAMED, Setting, build_peers
+from apportion.serving.bench.throughput import time_predictions
+from apportion.serving.bench.timing import compare_times, measure, take_times, using_threads
+from apportion.serving.runtime.prediction import Answering, batches_of
 from apportion.serving.runtime.session import Runtime
-from apportion.serving.throughput import time_predictions
-from apportion.serving.timing import compare_times, measure, take_times, using_threads
 from apportion.study.peer_records import (
     ComparedRecord,
     PeerAnswersRecord,

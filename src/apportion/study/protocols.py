@@ -9,7 +9,7 @@ from apportion.data.sources import read_source
 from apportion.data.task import SPLITS, Task, TaskSpec
 from apportion.data.text import Text, draw, encode_rows, facts_of
 from apportion.method.units import check_budget
-from apportion.serving.timing import TIMED_FORMS
+from apportion.serving.bench.timing import TIMED_FORMS
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,8 @@ class ViewEngine:
         torch = require("torch")
 
         from apportion.elastic.checkpoint import load, weights_sha256
-        from apportion.serving.arrays import on_arrays
-        from apportion.serving.skipping import Skipping
+        from apportion.serving.runtime.arrays import on_arrays
+        from apportion.serving.runtime.skipping import Skipping
 
         loaded = load(folder)
         if loaded.words is None or not loaded.classes:

@@ -19,8 +19,7 @@ from apportion.elastic.elastic import Elastic
 from apportion.extras import require
 from apportion.files import holding, json_text, part_of, remove, resolved
 from apportion.method.units import Allocation
-from apportion.serving.arrays import on_arrays
-from apportion.serving.prediction import Answering
+from apportion.serving.runtime.arrays import on_arrays
 from apportion.serving.runtime.engines import LEVELS, check_levels
 from apportion.serving.runtime.exported import (
     FORMAT,
@@ -32,8 +31,9 @@ from apportion.serving.runtime.exported import (
     facts_of_file,
     is_export,
 )
+from apportion.serving.runtime.prediction import Answering
 from apportion.serving.runtime.session import Runtime
-from apportion.serving.skipping import Skipping
+from apportion.serving.runtime.skipping import Skipping
 
 TARGETS = {"vnni": 8, "any": 7}  # bits of int8 weights: products of 8 saturate without VNNI
 SCALES = ("static", "dynamic")

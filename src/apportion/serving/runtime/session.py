@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apportion.data.tokenizer import Tokenizer
-from apportion.serving.forecast import Deadline, Forecast, fingerprint_of, forecast_of
-from apportion.serving.prediction import batches_of, softmax
+from apportion.serving.milliseconds.forecast import Deadline, Forecast, fingerprint_of, forecast_of
 from apportion.serving.runtime.engines import Engine, FileEngine, ViewEngine
 from apportion.serving.runtime.exported import is_export
+from apportion.serving.runtime.prediction import batches_of, softmax
 
 _SLACK = 1e-6  # as in the graph: a budget of 0.1 + 0.2 pays for 0.3
 

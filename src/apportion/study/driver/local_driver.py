@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from apportion.data.text import Text
-from apportion.serving.prediction import ENCODING
+from apportion.serving.runtime.prediction import ENCODING
 from apportion.study import records
 from apportion.study.answers import has_answers
 from apportion.study.completion import is_done

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from apportion.serving.ray_cluster import connected
+from apportion.serving.batch.ray_cluster import connected
 from apportion.study import records
 from apportion.study.driver.local_driver import Watcher, time_last, unfinished
 from apportion.study.experiment import Experiment, current

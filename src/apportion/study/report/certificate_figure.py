@@ -5,8 +5,8 @@ from __future__ import annotations
 import matplotlib
 from matplotlib.figure import Figure
 
-from apportion.serving.certificate import Certificate
-from apportion.serving.guarantee import binomial_bound
+from apportion.serving.guarantees.certificate import Certificate
+from apportion.serving.guarantees.guarantee import binomial_bound
 from apportion.study.report.drawing import COLOURS, STYLE, Picture
 
 

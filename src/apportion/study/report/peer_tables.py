@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from apportion.serving.peers import NAMED, PEERS
+from apportion.serving.bench.peers import NAMED, PEERS
 from apportion.study.comparison import Comparison
 from apportion.study.report.peer_goals import measured_on, of_kind, peer_goal_table
 from apportion.study.report.query import Records, asked

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from apportion.serving.timing import median_interval
+from apportion.serving.bench.timing import median_interval
 from apportion.study.report.claim_tables import interval_of_mean
 from apportion.study.report.query import Records
 from apportion.study.report.table import Table

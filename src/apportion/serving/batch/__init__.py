@@ -1,0 +1,1 @@
+"""Many texts: from rows to answers, on one machine or on Ray."""

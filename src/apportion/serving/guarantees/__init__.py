@@ -1,0 +1,1 @@
+"""Answers that differ from the whole model's no more often than promised."""

@@ -1,0 +1,1 @@
+"""`apportion serve`: terms, the policy, the engine, and the HTTP around them."""

@@ -1,0 +1,349 @@
+"""Policies: which rows run next, and at which level. Pure: no clock, no threads, no state.
+
+Under load the *ladder* lowers budgets, one tier and one level at a time. `ladder` takes the lowest
+rung at which every row that can still be on time will be. Times are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apportion.serving.server.terms import Refusal, Rule, Terms, Tier
+
+BUCKET = 16  # lengths are padded to multiples: few shapes, few forecasts
+ALIKE = 1.25  # lengths in one batch differ by less than this factor
+
+
+class Forecasting(Protocol):
+    """What predicts how long a batch takes."""
+
+    def milliseconds(self, *, rows: int, length: int, level: float) -> float:
+        """The time of one batch."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A row in the queue, as a policy sees it."""
+
+    number: int  # in the order of arrival
+    tier: str
+    length: int  # tokens, as padded
+    deadline: float  # when its answer is due
+    latest: float  # when it is due once that can't be kept any more
+    highest: float  # levels that it may run at
+    lowest: float
+    alone: bool = False  # its last batch failed, so it shares none now
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The next batch of a free worker: some rows of the queue, all at one level."""
+
+    rows: tuple[int, ...]  # places in the queue
+    level: float
+    rung: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a policy knows beside the queue: the ladder, and how long batches take here."""
+
+    rungs: tuple[Mapping[str, float], ...]  # each a level per tier; they never rise
+    levels: tuple[float, ...]
+    forecast: Forecasting
+    workers: int = 1
+    max_batch: int = 32
+    max_wait: float = 5.0
+    max_tokens: int = 200_000
+    max_rows: int = 20_000
+    rule: Rule = field(default_factory=Rule)
+    ratio: float = 1.0  # how much slower than forecast batches were of late
+    margin: float = 0.0  # that a target in milliseconds leaves, as a share of the forecast
+
+    def seconds(self, rows: int, length: int, level: float) -> float:
+        """How long a batch takes, as things are."""
+        return self.forecast_seconds(rows, length, level) * self.ratio
+
+    def forecast_seconds(self, rows: int, length: int, level: float) -> float:
+        """How long a batch takes by the forecast alone."""
+        key = rows, length, level
+        if key not in self._known:
+            found = self.forecast.milliseconds(rows=rows, length=length, level=level)
+            self._known[key] = found / 1000.0
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, int, float], float]:
+        return {}  # a memory of what never changes
+
+    def with_workers(self, workers: int) -> Setting:
+        """The same for so many workers."""
+        return replace(self, workers=workers)
+
+    def corrected(self, ratio: float) -> Setting:
+        """The same, batches being so much slower."""
+        other = replace(self, ratio=ratio)
+        other.__dict__["_known"] = self._known
+        return other
+
+
+Policy = Callable[[float, Sequence[Waiting], Sequence[float], Setting], Plan | None]
+
+
+def padded(length: int, longest: int) -> int:
+    """The length that a row is padded to."""
+    return min(-(-length // BUCKET) * BUCKET, max(longest, length))
+
+
+def build_ladder(
+    tiers: Sequence[Tier],
+    levels: Sequence[float],
+    *,
+    worth: Sequence[float],
+    times: Sequence[float],
+) -> tuple[dict[str, float], ...]:
+    """The rungs, from every tier at its highest level to every tier at its lowest.
+
+    Each lowers one tier by one level: the one whose answers lose least, weight · worth, for the
+    time that it saves. `worth` and `times` are of an answer at each level.
+    """
+    bounds = {tier.name: tier.levels_of(levels) for tier in tiers}
+    weights = {tier.name: tier.weight for tier in tiers}
+    places = {name: levels.index(highest) for name, (_, highest) in bounds.items()}
+    ends = {name: levels.index(lowest) for name, (lowest, _) in bounds.items()}
+
+    def loss(name: str) -> tuple[float, float]:
+        place = places[name]
+        # Two levels may be worth the same, or take the same time, as far as anyone measured.
+        worth_lost = max(worth[place] - worth[place - 1], 1e-6)
+        time_saved = max(times[place] - times[place - 1], 1e-9)
+        return weights[name] * worth_lost / time_saved, weights[name]
+
+    rungs = [{name: levels[place] for name, place in places.items()}]
+    while movable := [name for name in places if places[name] > ends[name]]:
+        places[min(movable, key=loss)] -= 1
+        rungs.append({name: levels[place] for name, place in places.items()})
+    return tuple(rungs)
+
+
+def usual_worth(levels: Sequence[float]) -> tuple[float, ...]:
+    """What answers are worth where nobody measured: each further level adds less."""
+    return tuple(float(np.sqrt(level)) for level in levels)
+
+
+def highest_in_time(terms: Terms, length: int, setting: Setting, *, spent: float = 0.0) -> float:
+    """The highest level at which an idle server would answer a row within its target.
+
+    The lowest of its terms if none would. What the row asks for is this: load may lower it, and
+    its own target already has.
+    """
+    left = (terms.target_ms / 1000.0 - spent) / (1.0 + setting.margin)
+    fitting = [
+        level
+        for level in setting.levels
+        if terms.lowest <= level <= terms.highest and setting.seconds(1, length, level) <= left
+    ]
+    return max(fitting, default=terms.lowest)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What waits, summed up."""
+
+    rows: int = 0
+    tokens: int = 0
+    seconds: float = 0.0  # with every row alone and at its lowest level, as forecast
+
+    def plus(self, row: Waiting, setting: Setting, sign: int = 1) -> Load:
+        """With a row more, or one less."""
+        seconds = setting.forecast_seconds(1, row.length, row.lowest)
+        return Load(
+            self.rows + sign,
+            self.tokens + sign * row.length,
+            self.seconds + sign * seconds if self.rows + sign else 0.0,
+        )
+
+    def wait(self, setting: Setting, busy: Sequence[float] = ()) -> float:
+        """How long all of it takes, in seconds."""
+        return (sum(busy) + setting.ratio * self.seconds) / setting.workers
+
+
+def admit(
+    rows: Sequence[Waiting], load: Load, setting: Setting, *, busy: Sequence[float] = ()
+) -> Load:
+    """The load with some more rows; where it has no place for all of them, none are admitted."""
+    for row in rows:
+        load = load.plus(row, setting)
+    wait = load.wait(setting, busy)
+    if load.tokens > setting.max_tokens:
+        limit = f"{load.tokens} tokens would wait, and the limit is {setting.max_tokens}"
+    elif load.rows > setting.max_rows:
+        limit = f"{load.rows} rows would wait, and the limit is {setting.max_rows}"
+    elif wait > setting.max_wait:
+        limit = f"the wait would be {wait:.1f} s, and the limit is {setting.max_wait:g} s"
+    else:
+        return load
+    # After that time the queue has room again, if nobody else comes.
+    retry = max(wait - setting.max_wait, 0.1 * wait, 0.05)
+    raise Refusal("queue-full", f"the queue is full: {limit}", retry_after_ms=round(1000 * retry))
+
+
+def drain(row: Waiting, end: float) -> Waiting:
+    """A row when the server is to end: the same plan then empties the queue in time."""
+    return replace(row, deadline=min(row.deadline, end), latest=end)
+
+
+def ladder(
+    now: float, queue: Sequence[Waiting], busy: Sequence[float], setting: Setting
+) -> Plan | None:
+    """Earliest deadline first, at the lowest rung at which all that can be on time is.
+
+    Rows that can't make their deadline even alone and at their lowest level aim at `latest`, at
+    that level. Rows past that too come last. `busy` says how long each other worker is taken.
+    """
+    if not queue:
+        return None
+    kinds, of_row = _kinds(queue)
+    least = [setting.seconds(1, kind.length, kind.lowest) for kind in kinds]
+    order, aims, late = _in_order(now, queue, [least[kind] for kind in of_row])
+    # A kind twice: as it is on time, and as it is late, at its lowest level.
+    places = np.array([of_row[p] + late[p] * len(kinds) for p in order])
+    rung, fits = _lowest_rung(now, places, aims, kinds, busy, setting)
+    levels = _levels(kinds, rung, setting)
+    times = _times(kinds, levels, setting)[places]
+    at = [levels[place] for place in places]
+    return _batch(now, queue, order, aims, at, times, rung, fits, busy, setting)
+
+
+def _kinds(queue: Sequence[Waiting]) -> tuple[list[Waiting], list[int]]:
+    """Rows that differ in what decides their times, one of each, and which of them a row is."""
+    numbers: dict[tuple[str, int, float, float], int] = {}
+    kinds: list[Waiting] = []
+    of_row = []
+    for row in queue:
+        key = row.tier, row.length, row.highest, row.lowest
+        number = numbers.setdefault(key, len(kinds))
+        if number == len(kinds):
+            kinds.append(row)
+        of_row.append(number)
+    return kinds, of_row
+
+
+def _levels(kinds: Sequence[Waiting], rung: int, setting: Setting) -> list[float]:
+    """The level of each kind at a rung: that of its tier, inside its terms. Then of late ones."""
+    named = setting.rungs[rung]
+    on_time = [min(max(named.get(k.tier, k.highest), k.lowest), k.highest) for k in kinds]
+    return on_time + [kind.lowest for kind in kinds]
+
+
+def _times(
+    kinds: Sequence[Waiting], levels: Sequence[float], setting: Setting
+) -> NDArray[np.float64]:
+    both = zip([*kinds, *kinds], levels, strict=True)
+    return np.array([setting.seconds(1, kind.length, level) for kind, level in both])
+
+
+def _in_order(
+    now: float, queue: Sequence[Waiting], least: Sequence[float]
+) -> tuple[list[int], NDArray[np.float64], list[bool]]:
+    """Places by what each row aims at, those aims in that order, and which rows are late."""
+    aims: list[float] = []
+    late: list[bool] = []
+    for row, takes in zip(queue, least, strict=True):
+        end = now + takes
+        late.append(end > row.deadline)
+        aim = row.latest if end > row.deadline else row.deadline
+        aims.append(aim if end <= aim else np.inf)  # past both: when there is time
+    order = sorted(range(len(queue)), key=lambda place: (aims[place], queue[place].number))
+    return order, np.array([aims[place] for place in order]), late
+
+
+def _lowest_rung(
+    now: float,
+    places: NDArray[np.int64],
+    aims: NDArray[np.float64],
+    kinds: Sequence[Waiting],
+    busy: Sequence[float],
+    setting: Setting,
+) -> tuple[int, bool]:
+    """The lowest rung at which every row meets its aim, and whether there is one."""
+    low, high = 0, len(setting.rungs)
+    while low < high:  # what fits at a rung fits at all that follow
+        middle = (low + high) // 2
+        times = _times(kinds, _levels(kinds, middle, setting), setting)[places]
+        if _all_fit(now, times, aims, busy, setting):
+            high = middle
+        else:
+            low = middle + 1
+    return (low, True) if low < len(setting.rungs) else (low - 1, False)
+
+
+def _all_fit(
+    now: float,
+    times: NDArray[np.float64],
+    aims: NDArray[np.float64],
+    busy: Sequence[float],
+    setting: Setting,
+) -> bool:
+    """Whether rows, one after the other, all end by their aims.
+
+    A row starts when all before it are shared out: no later than their sum over the workers.
+    """
+    before = np.cumsum(times) - times
+    ends = now + (sum(busy) + before) / setting.workers + times
+    return bool((ends <= aims + 1e-9).all())
+
+
+def _batch(
+    now: float,
+    queue: Sequence[Waiting],
+    order: Sequence[int],
+    aims: NDArray[np.float64],
+    levels: Sequence[float],
+    times: NDArray[np.float64],
+    rung: int,
+    fits: bool,
+    busy: Sequence[float],
+    setting: Setting,
+) -> Plan:
+    """The head, and rows of its level that join it without making any row late."""
+    head, level = queue[order[0]], levels[0]
+    end, length = now + setting.seconds(1, head.length, level), head.length
+    chosen = [0]
+    idle = 1 + sum(taken <= 0.0 for taken in busy)  # workers that could share the queue
+    most = min(setting.max_batch, -(-len(order) // idle))
+    left = np.ones(len(order), bool)
+    left[0] = False
+    due = aims[0] if end <= aims[0] else np.inf
+    for n in range(1, len(order)):
+        if len(chosen) >= most or head.alone:
+            break
+        row = queue[order[n]]
+        if levels[n] != level or not may_join(row, head):
+            continue
+        longer = max(length, row.length)
+        later = now + setting.seconds(len(chosen) + 1, longer, level)
+        # Never slower than one after the other, and nobody behind is overtaken at his expense.
+        if later > due + 1e-9 or later > end + times[n] + 1e-9:
+            break
+        left[n] = False
+        ahead = left[:n].any()
+        if fits and ahead and not _all_fit(later, times[left], aims[left], busy, setting):
+            left[n] = True
+            break
+        chosen.append(n)
+        end, length = later, longer
+    return Plan(tuple(order[n] for n in chosen), level, rung)
+
+
+def may_join(row: Waiting, head: Waiting) -> bool:
+    """Whether two rows may share a batch."""
+    near = row.length <= ALIKE * head.length and head.length <= ALIKE * row.length
+    # The shortest lengths are one or two buckets apart, and cost about the same.
+    return not row.alone and not head.alone and (near or max(row.length, head.length) <= 2 * BUCKET)

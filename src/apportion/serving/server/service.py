@@ -1,0 +1,270 @@
+"""A service: what stands between a request and the engine. Keys, limits, tickets, the log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from apportion.serving.server.admitted import ANSWERED, CANCELLED, FAILED, TIMED_OUT
+from apportion.serving.server.bodies import STATUS
+from apportion.serving.server.dialects import JSON, Dialect, Native, Question, summary, timings
+from apportion.serving.server.engine import ServingEngine, Ticket
+from apportion.serving.server.keys import Key, Keyring
+from apportion.serving.server.metrics import Metrics
+from apportion.serving.server.promise import Unpromised
+from apportion.serving.server.terms import Asked, Config, Refusal, agree
+
+_GONE = 499  # nobody reads it: the client has left
+_access = logging.getLogger("apportion.access")
+
+
+class Service:
+    """What the routes share: an engine, a name, keys and metrics."""
+
+    def __init__(self, engine: ServingEngine, *, name: str, keyring: Keyring | None = None) -> None:
+        self.engine, self.name, self.keyring = engine, name, keyring
+        self.metrics = Metrics(engine)
+        self.refused = 0
+
+    @property
+    def config(self) -> Config:
+        """The terms of the model that answers now."""
+        return self.engine.queue.model.config
+
+    async def answer(self, request: Request, dialect: Dialect) -> Response:
+        """One request of any dialect, from its bytes to its answer."""
+        started, number = time.perf_counter(), number_of(request)
+        # The route and not the path, in which a client may write what it likes.
+        route = request.scope["path"] if not request.path_params else "/v2/models/{model}/infer"
+        noted: dict[str, Any] = {"id": number, "route": route, "key": "-"}
+        headers = {"X-Request-Id": number}
+        try:
+            key = self._key(request)
+            noted["key"] = key.name if key else "-"
+            if key and self.keyring:
+                self.keyring.check_rate(key)
+            body = await self._body(request)
+            question = dialect.read(body, self.config)
+            ticket = await self._ticket(request, question, key, number)
+            if question.notes.get("whole"):
+                self._check_whole(ticket)
+            told = summary(ticket)
+            noted.update(tier=ticket.terms.tier, rows=len(question.texts), budget=told["budget"])
+            headers |= timings(told, time.perf_counter() - started, ticket)
+            response = Response(
+                dialect.write(question, ticket, self.name), 200, headers, media_type=JSON
+            )
+        except Refusal as refusal:
+            response = refused(dialect, refusal, number, headers)
+        except ClientDisconnect:
+            response = Response(status_code=_GONE)
+        except Exception as error:  # ours: the id leads to its kind in the log, and to no text
+            noted["error"] = type(error).__name__
+            failure = Refusal("failed", f"the server failed on this request; its id is {number}")
+            response = refused(dialect, failure, number, headers)
+        seconds = time.perf_counter() - started
+        self.metrics.http.labels(route, "POST", str(response.status_code)).observe(seconds)
+        noted.update(status=response.status_code, ms=round(1000 * seconds, 2))
+        _access.info(json.dumps(noted))
+        return response
+
+    def _key(self, request: Request) -> Key | None:
+        if self.keyring is None:
+            return None
+        given = request.headers.get("authorization", "")
+        word, _, rest = given.partition(" ")
+        bearer = rest.strip() if word.lower() == "bearer" else None
+        return self.keyring.find(bearer or request.headers.get("x-api-key"))
+
+    async def _body(self, request: Request) -> bytes:
+        kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+        if kind != JSON and not kind.endswith("+json"):
+            raise Refusal("media-type", f"the body is {JSON}, not {kind[:80]}")
+        limits = self.config.limits
+        length = request.headers.get("content-length", "0")
+        if length.isascii() and length.isdigit() and int(length[:18]) > limits.body:
+            raise _too_large(limits.body)
+        try:
+            return await asyncio.wait_for(_read(request, limits.body), limits.body_seconds)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise Refusal(
+                "slow-body", f"the body did not arrive in {limits.body_seconds:g} s"
+            ) from None
+
+    async def _ticket(
+        self, request: Request, question: Question, key: Key | None, number: str
+    ) -> Ticket:
+        """A question's ticket once it is answered; whatever else becomes of it is a `Refusal`."""
+        model, limits = self.engine.queue.model, self.config.limits
+        asked = self._asked(question, request.path_params.get("model"))
+        _check_texts(question.texts, limits.rows, limits.characters)
+        if asked.certificate and isinstance(model.promise, Unpromised):
+            raise model.promise.refusal()
+        allowed = key.tiers if key else None
+        terms = agree(asked, model.config, levels=model.levels, allowed=allowed)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def done(_: Ticket) -> None:
+            with suppress(RuntimeError):  # the loop may have ended
+                loop.call_soon_threadsafe(_settle, future)
+
+        ticket = Ticket(question.texts, terms, model, done, number=number)
+        left = asyncio.ensure_future(_disconnected(request))
+        try:
+            self.engine.ask(ticket)
+            await asyncio.wait(
+                {future, left},
+                timeout=terms.timeout_ms / 1000.0,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        except Refusal as refusal:
+            ticket.refusal = refusal
+        finally:
+            gone = left.done()
+            left.cancel()
+            if not future.done():
+                self.engine.leave(ticket, CANCELLED if gone else TIMED_OUT)
+        self._count(ticket, key)
+        # An answer that came at the last moment counts as one: the rows' outcomes are final now.
+        if gone and _outcome(ticket) != ANSWERED:
+            raise ClientDisconnect
+        return _answered(ticket)
+
+    def _asked(self, question: Question, in_path: str | None) -> Asked:
+        """What is asked, with a tier that the model's name may carry."""
+        asked = question.asked
+        for given in (question.model, in_path):
+            if given is None:
+                continue
+            name, _, tier = given.partition(":")
+            if name != self.name or (tier and tier not in [t.name for t in self.config.tiers]):
+                raise Refusal("no-such-model", f"there is no model {given[:80]!r}; see /v1/models")
+            if tier and asked.tier not in (None, tier):
+                raise Refusal("bad-field", "the model's name has another tier", path="tier")
+            asked = replace(asked, tier=tier) if tier else asked
+        return asked
+
+    def _count(self, ticket: Ticket, key: Key | None) -> None:
+        if ticket.request is None:
+            if ticket.refusal is not None and ticket.refusal.kind == "queue-full":
+                self.refused += ticket.count
+                self.metrics.rows.labels(ticket.terms.tier, "refused").inc(ticket.count)
+            return
+        self.metrics.count(ticket, key.name if key else "-")
+        if key and self.keyring:
+            answered = [row for row in ticket.request.rows if row.outcome == ANSWERED]
+            self.keyring.spend(key, sum(row.cost for row in answered))
+
+    def _check_whole(self, ticket: Ticket) -> None:
+        assert ticket.request is not None
+        longest = ticket.model.tokenizer.length
+        if any(len(row.ids) >= longest for row in ticket.request.rows):
+            raise Refusal("too-large", f"a text has {longest} tokens or more, and may not be cut")
+
+    def show(self, request: Request, page: Callable[[Request], Any]) -> Response:
+        """A page of facts, as JSON, for those who may see it."""
+        number = number_of(request)
+        try:
+            self._key(request)
+            return Response(msgspec.json.encode(page(request)), media_type=JSON)
+        except Refusal as refusal:
+            return refused(Native(), refusal, number, {"X-Request-Id": number})
+
+    async def ready(self, request: Request) -> Response:
+        """200 if a request would be taken now."""
+        trouble = self.engine.trouble()
+        if trouble is None:
+            return Response(b'{"ready":true}', media_type=JSON)
+        refusal = Refusal("starting", f"not ready: {trouble}", retry_after_ms=1000)
+        return refused(Native(), refusal, number_of(request), {})
+
+
+def refused(dialect: Dialect, refusal: Refusal, number: str, headers: dict[str, str]) -> Response:
+    """A refusal as its dialect has it."""
+    kind, body = dialect.error(refusal, number)
+    headers = dict(headers)
+    if "retry_after_ms" in refusal.extras:
+        headers["Retry-After"] = str(-(-int(refusal.extras["retry_after_ms"]) // 1000))
+    if refusal.kind in ("no-key", "unknown-key"):
+        headers["WWW-Authenticate"] = "Bearer"
+    if refusal.kind in ("too-large", "slow-body"):
+        headers["Connection"] = "close"  # the rest of the body is not read
+    return Response(body, STATUS[refusal.kind], headers, media_type=kind)
+
+
+def _outcome(ticket: Ticket) -> str:
+    """How it ended; a ticket that never came to the queue was waited for too long."""
+    return TIMED_OUT if ticket.request is None else ticket.request.outcome
+
+
+def _answered(ticket: Ticket) -> Ticket:
+    if ticket.refusal is not None:
+        raise ticket.refusal
+    outcome = _outcome(ticket)
+    if outcome == TIMED_OUT:
+        raise _timed_out(ticket.terms.timeout_ms)
+    if outcome == FAILED:
+        raise Refusal("failed", "the model failed on this request, twice")
+    if outcome == CANCELLED:
+        raise Refusal("draining", "the server ended before it came to this", retry_after_ms=1000)
+    return ticket
+
+
+def _timed_out(ms: float) -> Refusal:
+    return Refusal("timed-out", f"there was no answer in {ms:g} ms")
+
+
+def _too_large(limit: int) -> Refusal:
+    return Refusal("too-large", f"the body has more than {limit} bytes", limit=limit)
+
+
+def _check_texts(texts: list[str], rows: int, characters: int) -> None:
+    if not texts:
+        raise Refusal("bad-field", "there is no text", path="input")
+    if len(texts) > rows:
+        raise Refusal("too-large", f"{len(texts)} texts are more than {rows}", limit=rows)
+    size = sum(map(len, texts))
+    if size > characters:
+        raise Refusal(
+            "too-large", f"{size} characters are more than {characters}", limit=characters
+        )
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _disconnected(request: Request) -> None:
+    """Returns once the client has left; its body was read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def number_of(request: Request) -> str:
+    """The id of a request: its own, or one that is made."""
+    given = request.headers.get("x-request-id", "")
+    good = 0 < len(given) <= 128 and given.isascii() and given.isprintable()
+    return given if good else uuid.uuid4().hex
