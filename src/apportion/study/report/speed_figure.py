@@ -53,11 +53,11 @@ def draw_speed(
             label=levels[0][1].name,
             zorder=3,
         )
-        for level, p in shown:
+        for number, (level, p) in enumerate(shown):
             axes.annotate(
                 f"{level:g}",
                 (p.speed, 100.0 * p.accuracy),
-                xytext=(0, 9),
+                xytext=(0, -17 if number % 2 else 9),  # neighbours may be close
                 textcoords="offset points",
                 ha="center",
                 color=COLOURS[0],
