@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from apportion.data.unlabelled import UNLABELLED
 from apportion.files import holding, sha256, write_bytes, write_text
 
 PACKAGE, VERSION = "vaderSentiment", "3.3.2"
@@ -29,11 +30,12 @@ _TEXTS = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
 _TEXTS_DIGEST = "c8293b0d942e90e223ea2c0955d969040d1a1be514a978b9af0698940bd13350"
 _LARGEST = 8_000_000  # bytes of a member that are read
 _LUKEWARM = 1.0  # a smaller rating, whatever its sign, is neither positive nor negative
-SIZES = {"train": 2000, "val": 400, "test": 600}  # of rows; the others have no label
+SIZES = {"train": 2000, "val": 400, "test": 600}  # of rows with labels
+_UNLABELLED = 3000  # texts to learn from without them; the rest is never seen
 
 
 def write_reviews(folder: Path, archive: Path) -> None:
-    """Writes train.csv, val.csv and test.csv with labels, and unseen.csv, the texts of the rest.
+    """Writes train.csv, val.csv and test.csv with labels; unlabelled.csv and unseen.csv without.
 
     The same archive gives the same files.
     """
@@ -42,7 +44,9 @@ def write_reviews(folder: Path, archive: Path) -> None:
     for name, size in SIZES.items():
         _write(folder / f"{name}.csv", [("label", "text"), *rows[start : start + size]])
         start += size
-    _write(folder / "unseen.csv", [("text",), *((text,) for _, text in rows[start:])])
+    texts = [(text,) for _, text in rows[start:]]
+    _write(folder / UNLABELLED, [("text",), *texts[:_UNLABELLED]])
+    _write(folder / "unseen.csv", [("text",), *texts[_UNLABELLED:]])
 
 
 def read_reviews(archive: Path) -> list[tuple[str, str]]:
