@@ -3,8 +3,6 @@
 PEER_FOLDER=… PEER_BUDGET=… bentoml serve served_by_bentoml:Peer
 """
 
-from __future__ import annotations
-
 import os
 
 import bentoml

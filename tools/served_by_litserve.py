@@ -3,8 +3,6 @@
 python served_by_litserve.py FOLDER PORT BUDGET
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
@@ -22,7 +20,7 @@ class Peer(litserve.LitAPI):
         self.runtime = Runtime(sys.argv[1], threads=1)
         self.budget = float(sys.argv[3])
 
-    def decode_request(self, request: dict[str, Any]) -> list[str]:
+    def decode_request(self, request):  # a hint would be taken for the schema of a body
         """The texts of a request."""
         return list(request["texts"])
 

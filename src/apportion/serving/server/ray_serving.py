@@ -68,8 +68,9 @@ class Replica:
     def _config(self, tables: Mapping[str, Any]) -> Config:
         config = config_of(tables, self.home)
         # Threads are what the replica was given CPUs for.
-        shape = {"workers": self.machine.workers, "threads": self.machine.threads}
-        return replace(config, machine=replace(config.machine, **shape))
+        given = self.machine
+        machine = replace(config.machine, workers=given.workers, threads=given.threads)
+        return replace(config, machine=machine)
 
     def check_health(self) -> None:
         """Raises if requests can't be answered: Ray then replaces the replica."""
@@ -99,8 +100,7 @@ def build(args: dict[str, Any]) -> Any:
     from ray.serve.config import BackpressureConfig
 
     threads = int(args.get("threads", 1))
-    deployment = serve.deployment(
-        serve.ingress()(Replica),
+    deploying = serve.deployment(
         name="Replica",
         num_replicas=int(args.get("replicas", 1)),
         max_ongoing_requests=_ONGOING,
@@ -110,6 +110,7 @@ def build(args: dict[str, Any]) -> Any:
         graceful_shutdown_timeout_s=30,
         health_check_period_s=2,
     )
+    deployment: Any = deploying(serve.ingress()(Replica))
     return deployment.bind(str(args["folder"]), threads, str(args.get("home", ".")))
 
 
