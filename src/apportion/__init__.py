@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from apportion.elastic.repairing import repair
     from apportion.elastic.scoring import Scored
     from apportion.method.allocation import allocate
+    from apportion.method.frontier import Frontier
+    from apportion.method.length import Schedule
     from apportion.method.units import Allocation, Unit, Units
     from apportion.models.encoder import Encoder, EncoderConfig
     from apportion.models.surgery import cut
@@ -56,6 +58,7 @@ __all__ = [
     "Epoch",
     "Fitted",
     "Forecast",
+    "Frontier",
     "Governor",
     "HeadMask",
     "Latency",
@@ -65,6 +68,7 @@ __all__ = [
     "Recipe",
     "Reproduction",
     "Runtime",
+    "Schedule",
     "Scored",
     "Skipping",
     "Split",
@@ -112,6 +116,8 @@ _ROOMS = {
     "elastic.repairing": "repair",
     "elastic.scoring": "Scored",
     "method.allocation": "allocate",
+    "method.frontier": "Frontier",
+    "method.length": "Schedule",
     "method.units": "Allocation Unit Units",
     "models.encoder": "Encoder EncoderConfig",
     "models.surgery": "cut",

@@ -42,4 +42,5 @@ def _at(model: Elastic, budget: float, floor: int | None) -> dict[str, Any]:
         "cost_soft": soft and round(soft, 4),
         "cost_hard": round(allocation.cost, 4),
         "kept": allocation.to_dict(),
+        **({"shares": list(allocation.schedule.shares)} if allocation.schedule else {}),
     }

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from apportion.data.task import Split
 from apportion.elastic.elastic import Elastic, logits_of
+from apportion.elastic.pairing import check_all_tokens
 from apportion.method.units import Allocation
 from apportion.models.surgery import view
 
@@ -42,6 +43,7 @@ def search(
     The given one is nested too, its units in each site in the order of their scores; it is left
     alone. Labels are not used.
     """
+    check_all_tokens(model, "searched")
     started = time.perf_counter()
     run = _Search(model, split.take(torch.arange(len(split))[:_ROWS]), seed, progress)
     found = run.order()
