@@ -31,7 +31,7 @@ _LASTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.15)  # shares that the last layer reads
 _CROPS = (1.0, 0.75, 0.5)
 _NARROW = (0.35, 0.25, 0.18, 0.125)  # where length pays everything
 _ROWS, _BATCH, _PROMISING = 128, 32, 3  # pairs are measured on a batch, promising ones on all rows
-_STEEP = {"both": 5.0, "length": 3.0}  # times the last layer's share: the first one's, at most
+_STEEP = {"both": 6.0, "length": 3.0}  # how much faster the first layer's share rises to 1
 _ROOT = 1 / 3  # without measuring, length pays this power of the budget: 0.79 of 0.5, 0.5 of 0.125
 
 
@@ -40,6 +40,11 @@ def check_axis(axis: str) -> str:
     if axis not in AXES:
         raise ValueError(f"an axis is one of {', '.join(AXES)}, not {axis!r}")
     return axis
+
+
+def paired_at(lowest: float) -> tuple[float, ...]:
+    """The budgets of a frontier from a lowest one up."""
+    return (lowest, *(budget for budget in PAIRED_AT if budget > lowest))
 
 
 def check_all_tokens(model: Elastic, done: str) -> None:
@@ -57,7 +62,7 @@ def default_frontier(
     for budget in _down(budgets):
         share = budget if axis == "length" else budget**_ROOT
         # A short last layer crops the text, too: the first one is the dearest to read it all.
-        schedule = pairs.longest(share, lambda last: pairs.shape(last, _STEEP[axis] * last))
+        schedule = pairs.longest(share, partial(pairs.cropped, steep=_STEEP[axis]))
         width = pairs.width(schedule, budget)
         if width is None:
             raise ValueError(
@@ -177,6 +182,10 @@ class _Pairs:
                 for layer in range(self.layers)
             )
         )
+
+    def cropped(self, last: float, steep: float) -> Schedule:
+        """Shares that fall by one factor to the last, from a crop that is the narrower with it."""
+        return self.shape(last, self.least + steep * (last - self.least))
 
     def longest(self, share: float, of_last: Callable[[float], Schedule]) -> Schedule:
         """The longest of some schedules whose cost, with all units, is at most a share."""
