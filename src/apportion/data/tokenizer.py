@@ -96,6 +96,10 @@ class Tokenizer:
         encoded = self._tokenizer.encode_batch_fast(list(texts))
         return [encoding.ids or [self.unknown] for encoding in encoded]
 
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The tokens of these ids, as they stand in the vocabulary."""
+        return [str(self._tokenizer.id_to_token(int(number))) for number in ids]
+
     def to_json(self) -> str:
         """The tokenizer as the text of a `tokenizer.json`."""
         return str(self._tokenizer.to_str(pretty=True))
