@@ -100,8 +100,8 @@ def find_frontier(
                 f"no pair of width and length costs as little as {budget:g} at {model.length} "
                 "tokens; take a larger budget, or the axis width"
             )
-        promising = sorted(tried, key=lambda pair: run.apart(*pair, batches=1))[:_PROMISING]
-        width, schedule = min(promising, key=lambda pair: run.apart(*pair))
+        promising = sorted(tried, key=lambda pair: run.apart(pair[0], pair[1], 1))[:_PROMISING]
+        width, schedule = min(promising, key=lambda pair: run.apart(pair[0], pair[1]))
         apart[str(budget)] = float(f"{run.apart(width, schedule):.4g}")
         found.append((budget, width, schedule))
         if progress:

@@ -72,7 +72,8 @@ class Shortened(nn.Module):
             if number + 1 < len(self.layer) and self.token_shares[number + 1] < share:
                 wanted = _received(layer, states, real)
             states = layer(states, mask)
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
+        last = cast(torch.FloatTensor, states)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=last)
 
 
 _SHORTENED: dict[type[nn.Module], type[nn.Module]] = {}  # of each class of encoders
@@ -136,7 +137,8 @@ def _received(layer: nn.Module, states: Tensor, real: Tensor | None) -> Tensor:
     scores = towards @ states.to(asked.dtype).transpose(1, 2)  # [rows, heads, tokens]
     if real is not None:
         scores = scores.masked_fill(~real[:, None], torch.finfo(scores.dtype).min)
-    return scores.softmax(dim=-1).sum(dim=1)
+    received: Tensor = scores.softmax(dim=-1).sum(dim=1)
+    return received
 
 
 def _projections(layer: Any) -> tuple[nn.Linear, nn.Linear, int]:
