@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from apportion.elastic.repairing import repair
     from apportion.elastic.scoring import Scored
     from apportion.method.allocation import allocate
+    from apportion.method.frontier import Frontier
+    from apportion.method.length import Schedule
     from apportion.method.units import Allocation, Unit, Units
     from apportion.models.encoder import Encoder, EncoderConfig
     from apportion.models.surgery import cut
@@ -57,6 +59,7 @@ __all__ = [
     "Epoch",
     "Fitted",
     "Forecast",
+    "Frontier",
     "Governor",
     "HeadMask",
     "Latency",
@@ -66,6 +69,7 @@ __all__ = [
     "Recipe",
     "Reproduction",
     "Runtime",
+    "Schedule",
     "Scored",
     "Skipping",
     "Split",
@@ -113,6 +117,8 @@ _ROOMS = {
     "elastic.repairing": "repair",
     "elastic.scoring": "Scored",
     "method.allocation": "allocate",
+    "method.frontier": "Frontier",
+    "method.length": "Schedule",
     "method.units": "Allocation Unit Units",
     "models.encoder": "Encoder EncoderConfig",
     "models.surgery": "cut",

@@ -18,9 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from apportion.serving.cascade import Cascade, ask, margins_of
-from apportion.serving.parts import Parts
-from apportion.serving.questions import Question
 from clusters import ON_RAY, two_cpus, workers
 from commands import run as command
 from pretrained import write_classifier
@@ -30,7 +27,10 @@ from apportion.elastic.checkpoint import Checkpoint, save
 from apportion.elastic.elastic import Elastic
 from apportion.models.hub import tokenizer_of_folder
 from apportion.models.reloading import load_folder
+from apportion.serving.batch.parts import Parts
+from apportion.serving.batch.questions import Question
 from apportion.serving.batch.ray_batch import Actor, job_folder, predict_on_ray
+from apportion.serving.guarantees.cascade import Cascade, ask, margins_of
 from apportion.serving.runtime.exporting import export
 from apportion.serving.runtime.session import Runtime
 
@@ -157,7 +157,7 @@ class TestOnRay:
 
 def rows_for_an_actor(tags=None) -> pa.Table:
     """All texts as a reader gives them to an actor, and a row that could not be read."""
-    from apportion.serving.ray_texts import SCHEMA
+    from apportion.serving.batch.ray_texts import SCHEMA
 
     given = [
         {"row": n, "shard": 0, "line": 1, "text": text, "tag": tags and tags[n % len(tags)]}
@@ -196,9 +196,9 @@ def test_an_actor_answers_by_a_certificate_as_the_cascade_does(models, monkeypat
     lowest = ask(runtime, runtime.tokenizer.encode(TEXTS), level=runtime.levels[0])
     thresholds = [float(np.median(margins_of(lowest))), *[None] * (len(runtime.levels) - 2)]
     cascade = Cascade(runtime, thresholds)
-    monkeypatch.setattr("apportion.serving.questions.Certificate.load", lambda path: None)
+    monkeypatch.setattr("apportion.serving.batch.questions.Certificate.load", lambda path: None)
     certified = lambda runtime, certificate: Cascade(runtime, thresholds)  # noqa: E731
-    monkeypatch.setattr("apportion.serving.questions.Cascade.certified", certified)
+    monkeypatch.setattr("apportion.serving.batch.questions.Cascade.certified", certified)
     question = Question(str(models / "exported"), certificate="certificate.json")
     said = Actor(question)(rows_for_an_actor()).to_pylist()[:-1]
     local = cascade.predict(TEXTS)

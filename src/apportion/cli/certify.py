@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from apportion.serving.runtime.session import Runtime
     from apportion.study.report.table import Table
 
-FILE = "certificate.json"
+FILE, READING = "certificate.json", "reading.json"
 
 
 @app.command(
@@ -59,6 +59,22 @@ def certify(
             help="Risk against speed, as .svg or .png. \\[default: beside the certificate, .svg]"
         ),
     ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            help="Certify reading in place of budgets: documents of up to so many tokens are read "
+            "window by window, until the answer is sure; all windows are what it must agree with."
+        ),
+    ] = None,
+    overlap: Annotated[
+        int | None,
+        typer.Option(
+            help="With --length, tokens that windows share. \\[default: an eighth of a window]"
+        ),
+    ] = None,
+    budget: Annotated[
+        float, typer.Option("--budget", "-b", help="With --length, the budget of each window.")
+    ] = 1.0,
     batch: Annotated[int, typer.Option(help="Rows in a call of the model.")] = 32,
     threads: Annotated[int, typer.Option(help="Threads of torch or ONNX Runtime.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the split into tuning and testing texts.")] = 0,
@@ -74,10 +90,33 @@ def certify(
     from apportion.serving.guarantees.certifying import certify as make_certificate
     from apportion.serving.guarantees.guarantee import check_promise
     from apportion.serving.runtime.session import Runtime
-    from apportion.study.report.certificate_figure import draw_path
     from apportion.study.report.terminal import print_json, show
 
     check_promise(disagree_at_most, confidence)
+    if length is not None:
+        from apportion.cli.documents import certify_windows
+
+        runtime = Runtime(folder, threads=threads)
+        made = certify_windows(
+            runtime,
+            _texts(texts, column, runtime),
+            out=folder / READING if out is None else out,
+            length=length,
+            overlap=overlap,
+            budget=budget,
+            disagree_at_most=disagree_at_most,
+            confidence=confidence,
+            rows=rows,
+            batch=batch,
+            seed=seed,
+        )
+        if as_json:
+            print_json(made.to_dict())
+        return
+    if overlap is not None or budget != 1.0:
+        raise ValueError("--overlap and --budget are of windows; say how long with --length")
+    from apportion.study.report.certificate_figure import draw_path  # slow to import
+
     out = folder / FILE if out is None else out
     figure = out.with_suffix(".svg") if figure is None else figure
     if figure.suffix not in (".svg", ".png"):

@@ -37,10 +37,11 @@ def inspect_export(folder: Path, budgets: Sequence[float] | None, as_json: bool)
     if facts.get("target"):
         typer.echo(f"int8 weights for {facts['target']}, {facts.get('scales', 'static')} scales")
     at = dict(zip(runtime.levels, zip(runtime.costs, facts["kept"], strict=True), strict=True))
+    shares = dict(zip(runtime.levels, facts.get("shares") or [], strict=False))
     rows = [
-        (f"{level:g}", f"{at[level][0]:.3f}", layer, _counts(kept))
+        (f"{level:g}", f"{at[level][0]:.3f}", layer, _counts(kept) + _tokens(shares, level, number))
         for level in shown
-        for layer, kept in at[level][1].items()
+        for number, (layer, kept) in enumerate(at[level][1].items())
     ]
     show([Table("kept", "Kept at each level", ("level", "cost", "layer", "kept"), tuple(rows))])
 
@@ -91,3 +92,8 @@ def _with_task(folder: Path, data: Path | None, threads: int) -> tuple[Runtime, 
 
 def _counts(kept: dict[str, list[int]]) -> str:
     return ", ".join(f"{len(indices)} {kind}" for kind, indices in kept.items())
+
+
+def _tokens(shares: dict[float, list[float] | None], level: float, layer: int) -> str:
+    found = shares.get(level)
+    return f", {found[layer]:.0%} of the tokens" if found else ""

@@ -33,16 +33,27 @@ Floor = Annotated[
 ]
 
 
-@app.command()
+@app.command(
+    epilog='[bold]apportion inspect runs/mine/checkpoint -b 0.25 --text "Shares rose after …"[/] '
+    "shows which words each layer reads, of a model that drops some."
+)
 def inspect(
-    folder: Either, budget: Budgets = None, floor: Floor = None, as_json: AsJson = False
+    folder: Either,
+    budget: Budgets = None,
+    floor: Floor = None,
+    text: Annotated[
+        str | None,
+        typer.Option(help="A text: which of its words does each layer read, at these budgets?"),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a checkpoint or an exported folder holds, and what it keeps at each budget."""
     from apportion.cli.exports import inspect_export
+    from apportion.cli.reading import show_words
     from apportion.serving.runtime.exported import is_export
 
     if is_export(folder):
-        _refuse(folder, floor=floor)
+        _refuse(folder, floor=floor, text=text)
         inspect_export(folder, budget, as_json)
         return
     # Only a checkpoint needs torch.
@@ -55,6 +66,9 @@ def inspect(
     from apportion.study.report.terminal import print_json, show
 
     loaded = load(folder)
+    if text is not None:
+        show_words(loaded, text, budget, as_json)
+        return
     facts = describe(loaded, budget, floor=floor)
     if as_json:
         print_json(facts)
@@ -86,10 +100,10 @@ def inspect(
                 "–" if nested else f"{b['cost_soft']:.3f}",
                 f"{b['cost_hard']:.3f}",
                 layer,
-                _counts(k) if nested else _units(k),
+                (_counts(k) if nested else _units(k)) + _tokens(b.get("shares"), number),
             )
             for b in facts["budgets"]
-            for layer, k in b["kept"].items()
+            for number, (layer, k) in enumerate(b["kept"].items())
         )
         or tuple(("", "", "", layer, _units(k)) for layer, k in (facts["kept"] or {}).items()),
     )
@@ -277,6 +291,10 @@ def _refuse(folder: Path, **options: object) -> None:
 
 def _units(kept: dict[str, list[int]]) -> str:
     return ", ".join(f"{kind} {' '.join(map(str, i)) or 'none'}" for kind, i in kept.items())
+
+
+def _tokens(shares: list[float] | None, layer: int) -> str:
+    return f", {shares[layer]:.0%} of the tokens" if shares else ""
 
 
 def _counts(kept: dict[str, list[int]]) -> str:

@@ -93,6 +93,26 @@ def predict(
         int | None,
         typer.Option(help="Of the rows that --disagree-at-most draws. \\[default: random]"),
     ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a text that are read at most, such as 2048: longer texts than the "
+            "model reads are read in windows, and their answers pooled."
+        ),
+    ] = None,
+    overlap: Annotated[
+        int | None,
+        typer.Option(
+            help="With --length, tokens that windows share. \\[default: an eighth of a window]"
+        ),
+    ] = None,
+    until_sure: Annotated[
+        Path | None,
+        typer.Option(
+            help="Read windows on until the answer is sure, as this file of `apportion certify "
+            "--length` allows."
+        ),
+    ] = None,
     as_csv: Annotated[
         bool | None,
         typer.Option(
@@ -176,6 +196,20 @@ def predict(
     stdin = texts == Path("-")
     name = "stdin" if stdin else texts.name
     csv_wanted = texts.suffix.lower() == ".csv" if as_csv is None else as_csv
+    if length is not None or overlap is not None or until_sure is not None:
+        from apportion.cli.documents import Long, predict_long
+
+        others = {"certificate": certificate, "routing": routing, "within_ms": within_ms}
+        others |= {"disagree_at_most": disagree_at_most, "audit": audit, "soft": soft or None}
+        given = [name for name, value in others.items() if value is not None]
+        if given:
+            raise ValueError(
+                f"windows have a budget and a certificate of their own: leave "
+                f"--{given[0].replace('_', '-')} out"
+            )
+        asked = Long(folder, texts, out, form, csv_wanted, column, batch, threads)
+        predict_long(asked, budget, length=length, overlap=overlap, until_sure=until_sure)
+        return
     if certificate or routing or disagree_at_most is not None:
         from apportion.cli.cascading import Asked, answer_texts
 

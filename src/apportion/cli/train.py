@@ -98,6 +98,13 @@ def train(
             show_default=False,
         ),
     ] = None,
+    axis: Annotated[
+        str,
+        typer.Option(
+            help="What a budget buys, with --model and --units all: width (units on all tokens), "
+            "length (all units on fewer tokens) or both: the best pair, which is measured."
+        ),
+    ] = "width",
     unlabelled: Annotated[
         str | None,
         typer.Option(
@@ -169,6 +176,7 @@ def train(
         lam=lam,
         beta=beta,
         units=check_units(units),
+        axis=axis,
         unlabelled=unlabelled,
         unlabelled_rows=unlabelled_rows,
         seconds=seconds,

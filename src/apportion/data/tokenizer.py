@@ -96,6 +96,29 @@ class Tokenizer:
         encoded = self._tokenizer.encode_batch_fast(list(texts))
         return [encoding.ids or [self.unknown] for encoding in encoded]
 
+    def windows(self, texts: Sequence[str], *, longest: int, overlap: int) -> list[list[list[int]]]:
+        """The ids of each text in windows of `length` that share `overlap` tokens.
+
+        As many windows as read `longest` tokens of it, marks included; the rest is not read.
+        """
+        step = self.length - overlap - self._tokenizer.num_special_tokens_to_add(False)
+        if overlap < 0 or step < 1:
+            raise ValueError(
+                f"windows of {self.length} tokens overlap in 0 to {self.length - 1} of them, less "
+                f"their marks, not in {overlap}"
+            )
+        most = 1 + max(0, -(-(longest - self.length) // step))
+        wide = Backend.from_str(self._tokenizer.to_str())
+        wide.enable_truncation(self.length, stride=overlap)
+        return [
+            [part.ids or [self.unknown] for part in (encoding, *encoding.overflowing)][:most]
+            for encoding in wide.encode_batch(list(texts))
+        ]
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The tokens of these ids, as they stand in the vocabulary."""
+        return [str(self._tokenizer.id_to_token(int(number))) for number in ids]
+
     def to_json(self) -> str:
         """The tokenizer as the text of a `tokenizer.json`."""
         return str(self._tokenizer.to_str(pretty=True))

@@ -56,7 +56,7 @@ from apportion.files import (
     save_tensors,
     sha256,
 )
-from apportion.method.units import Allocation
+from apportion.method.units import Allocation, Units
 from apportion.models.configs import build, config_of
 from apportion.models.encoder import Encoder
 from apportion.models.hub import tokenizer_of_folder
@@ -270,6 +270,7 @@ def _write(checkpoint: Checkpoint, folder: Path, self_contained: bool) -> None:
             "block": elastic.block,
             # Only where it is so: folders that were written before have no such word.
             **({"first_token": True} if elastic.first_token else {}),
+            **({"frontier": elastic.frontier.to_dict()} if elastic.frontier else {}),
             **elastic.made_as,
         }
         manifest["units"] = elastic.units.to_dict()
@@ -277,6 +278,9 @@ def _write(checkpoint: Checkpoint, folder: Path, self_contained: bool) -> None:
     elif checkpoint.kept is not None:
         manifest["units"] = checkpoint.kept.units.to_dict()
         manifest["kept"] = checkpoint.kept.to_dict()
+        if checkpoint.kept.short_costs is not None:
+            short = Units(checkpoint.kept.units.members, checkpoint.kept.short_costs)
+            manifest["short_units"] = short.to_dict()
     else:
         sites = find_sites(plain, ("heads",))
         manifest["units"] = units_of(sites, checkpoint.length).to_dict()

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from apportion.elastic.card import BUDGETS
 from apportion.elastic.checkpoint import Checkpoint
 from apportion.elastic.elastic import Elastic
+from apportion.method.length import Schedule
 from apportion.models.compute import count_macs, count_parameters
 from apportion.models.configs import config_of
+from apportion.models.shortening import watching_tokens
+from apportion.models.sites import find_sites
+from apportion.models.surgery import view
 
 
 def describe(
@@ -42,4 +48,42 @@ def _at(model: Elastic, budget: float, floor: int | None) -> dict[str, Any]:
         "cost_soft": soft and round(soft, 4),
         "cost_hard": round(allocation.cost, 4),
         "kept": allocation.to_dict(),
+        **({"shares": list(allocation.schedule.shares)} if allocation.schedule else {}),
     }
+
+
+@torch.no_grad()
+def trace_tokens(
+    checkpoint: Checkpoint, text: str, *, budget: float | None = None
+) -> list[dict[str, Any]]:
+    """The tokens of a text, each with the number of layers that read it at a budget.
+
+    A cut model has the schedule that it was cut with, and takes no budget.
+    """
+    words = checkpoint.words
+    if words is None:
+        raise ValueError("the checkpoint has no tokenizer, so it can read no text")
+    if not text.strip():
+        raise ValueError("the text is empty")
+    model = checkpoint.plain
+    if budget is not None:
+        elastic = checkpoint.require_elastic()
+        model = view(model, elastic.allocation(budget))
+    shares = {site.layer: site.share for site in find_sites(model, block=1)}
+    schedule = Schedule(tuple(shares.values()))
+    ids = words.encode([text])[0]
+    with watching_tokens() as kept:
+        model.eval()(**words.pad([ids]))
+    read, places = [0] * len(ids), torch.arange(len(ids))
+    drops = iter(kept)
+    before = 1.0
+    for share in schedule.shares:
+        if share < before:
+            places = places[next(drops)[0]]
+        before = share
+        for place in places.tolist():
+            read[place] += 1
+    return [
+        {"token": token, "layers": layers}
+        for token, layers in zip(words.tokens(ids), read, strict=True)
+    ]

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from apportion.method.allocation import allocate, buying_order, pays_floor, straight_through
+from apportion.method.frontier import Frontier
 from apportion.method.gates import Gates
+from apportion.method.length import Schedule
 from apportion.method.units import Allocation, check_budget, check_budgets
-from apportion.models.readout import read_first_token
-from apportion.models.sites import BLOCK, find_sites, on_first_token, units_of
-from apportion.models.surgery import arrange, cut
+from apportion.models.readout import check_first_token, read_first_token
+from apportion.models.sites import BLOCK, find_sites, on_fewer_tokens, on_first_token, units_of
+from apportion.models.surgery import arrange, cut, view
 
 # How a budget is applied: gates as they are; their top k; those with the gates' gradient; a smaller
 # model; by one order for all budgets.
@@ -47,6 +49,7 @@ class Elastic(nn.Module):
 
     floor: int  # units of each layer and kind that stay whatever the budget
     lowest: float | None  # the smallest budget that it was made for, if that is known
+    frontier: Frontier | None  # the pair of width and length that a budget buys, if not all tokens
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class Elastic(nn.Module):
         self.units = units_of(on_first_token(sites) if first_token else sites, length)
         self.gates = Gates(self.units, tau)
         self._form: Form = "soft"
-        self.floor, self.lowest = 0, None
+        self.floor, self.lowest, self.frontier = 0, None, None
         for site in sites:
             if site.count:
                 span = self.units.spans[site.layer, site.kind]
@@ -108,9 +111,19 @@ class Elastic(nn.Module):
             raise ValueError(f"a floor is a whole number of units, not {floor!r}")
         smallest = check_budget(1.0 if lowest is None else lowest)
         # Complains of a floor that a layer does not have, or that the smallest budget can't pay.
-        allocate(self.gates.scores(smallest), self.units, budget=smallest, floor=floor)
+        self._buy(smallest, floor)
         self._form, self.floor = form, floor
         self.lowest = None if lowest is None else smallest
+        return self
+
+    def shortened(self, frontier: Frontier | None) -> Elastic:
+        """This model, whose budgets buy pairs of width and length; None: all tokens, as before."""
+        if frontier is not None:
+            if self.form != "nested":
+                raise ValueError("only a nested model can drop tokens by its budget; `nested()`")
+            frontier.check(self.units.layers, self.length)
+            check_first_token(self.model)
+        self.frontier = frontier
         return self
 
     def forward(
@@ -129,9 +142,16 @@ class Elastic(nn.Module):
         example, too); or by an allocation; or by given gates z, one number per unit. With none of
         them nothing is gated: then this is the original model.
         """
+        if self.frontier is not None and budget is not None and allocation is None:
+            self._asked(form)
+            allocation = self.allocation(check_budget(budget), floor)
         if allocation is not None:
             if allocation.units.members != self.units.members:
                 raise ValueError("the allocation is of units of another model")
+            if allocation.schedule is not None:
+                if self.training and torch.is_grad_enabled():
+                    raise ValueError("a model that drops tokens is trained by `fit`, not by calls")
+                return view(self.model, allocation)(*args, **kwargs)
             z = allocation.mask().to(self.gates.a.device)
         elif budget is not None:
             z = self.opening(budget, form, floor=floor)
@@ -165,16 +185,31 @@ class Elastic(nn.Module):
         self, budget: float | Tensor, form: Form | None = None, *, floor: int | None = None
     ) -> Tensor:
         """C(B), differentiable where its gates are."""
+        if self.frontier is not None:
+            self._asked(form)
+            return torch.tensor(self.allocation(check_budget(budget), floor).cost)
         return self.gates.cost(self.opening(budget, form, floor=floor))
 
     @torch.no_grad()
     def allocation(self, budget: float, floor: int | None = None) -> Allocation:
-        """The units that a budget buys by the gates' own scores."""
+        """The units that a budget buys by the gates' own scores, and on how many tokens."""
         budget = check_budget(budget, self.lowest)
         floor = self.floor if floor is None else floor
         if self.gates.a.is_meta:
             raise ValueError("a model on the meta device has no weights to choose its units by")
-        return allocate(self.gates.scores(budget), self.units, budget=budget, floor=floor)
+        kept = self._buy(budget, floor)
+        return self.on_fewer(kept, self.frontier.schedule(budget)) if self.frontier else kept
+
+    def on_fewer(self, kept: Allocation, schedule: Schedule) -> Allocation:
+        """An allocation of its units on the tokens that a schedule leaves, at their cost there."""
+        sites = find_sites(self.model, self.kinds, self.block)
+        sites = on_fewer_tokens(on_first_token(sites) if self.first_token else sites, schedule)
+        return kept.shortened(schedule, units_of(sites, self.length).costs)
+
+    def _buy(self, budget: float, floor: int) -> Allocation:
+        """The units of a budget, or of the width that it buys."""
+        width = self.frontier.width(budget) if self.frontier else budget
+        return allocate(self.gates.scores(width), self.units, budget=width, floor=floor)
 
     @torch.no_grad()
     def within(self, budgets: Sequence[float]) -> tuple[float, ...]:
@@ -184,7 +219,8 @@ class Elastic(nn.Module):
         return tuple(
             budget
             for budget in budgets
-            if pays_floor(self.gates.scores(budget), self.units, budget, self.floor)
+            for width in [self.frontier.width(budget) if self.frontier else budget]
+            if pays_floor(self.gates.scores(width), self.units, width, self.floor)
         )
 
     def _asked(self, form: Form | None) -> Form:
@@ -223,6 +259,7 @@ class Elastic(nn.Module):
         made.gates.s.copy_(self.gates.s[before])
         made.gates.fix_order(before.argsort()[order])  # where each unit stands now
         made.floor = self.floor  # the budgets that it was made for are another model's
+        made.frontier = self.frontier
         return made.to(self.gates.a.device).train(self.training)
 
     def around(self, model: nn.Module, block: int | None = None) -> Elastic:

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from apportion.data.task import Split
 from apportion.elastic.elastic import Elastic, logits_of, plain_of
+from apportion.elastic.pairing import check_all_tokens
 from apportion.method.least_squares import Equations
 from apportion.method.units import Allocation
 from apportion.models.activations import Stream
@@ -87,6 +88,7 @@ def repair(
     """
     if model.form != "nested":
         raise ValueError("only a nested model has one set of weights to repair; `elastic.nested()`")
+    check_all_tokens(model, "repaired")
     if not shares and (len(weightings) > 1 or len(ridges) > 1):
         raise ValueError("several weightings or ridges need shares to choose from, 1.0 at least")
     split.criterion.check(plain_of(model))

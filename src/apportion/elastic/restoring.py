@@ -25,11 +25,14 @@ from apportion.elastic.consistency import (
 )
 from apportion.elastic.elastic import TRAINED_FORMS, Elastic, Form
 from apportion.files import Shape, read_json, read_shapes, read_tensors, sha256
+from apportion.method.frontier import Frontier
+from apportion.method.length import Schedule
 from apportion.method.units import KINDS, Allocation, Units, check_budget
 from apportion.models.configs import build
 from apportion.models.encoder import EncoderConfig
 from apportion.models.readout import reads_first_token
 from apportion.models.reloading import RECORD
+from apportion.models.sites import find_sites
 from apportion.models.sizes import CONFIG, WEIGHTS, check_sizes, difference
 from apportion.models.surgery import cut
 
@@ -159,6 +162,7 @@ def restore(
     model = _load_model(config, kept, folder)
     if kept is not None:
         check_kept(kept, model)
+        kept = _shortened_as(kept, model, manifest)
     if kind == "dense":
         check_heads(Units.from_dict(manifest["units"]), model)
     if kind == "elastic":
@@ -193,9 +197,25 @@ def _restore_elastic(plain: nn.Module, manifest: Mapping[str, Any], folder: Path
         opened = {"z": model.gates(torch.tensor((0.01, 0.25, 0.5, 0.75, 1.0)))}
     check_finite(opened, folder / GATES)
     try:
+        if "frontier" in facts:
+            model.shortened(Frontier.from_dict(facts["frontier"]))
         return _made_as(model, facts, manifest["notes"])
     except ValueError as error:
         raise ValueError(f"{folder / MANIFEST} can't be right: {error}") from None
+
+
+def _shortened_as(kept: Allocation, model: nn.Module, manifest: Mapping[str, Any]) -> Allocation:
+    """What was kept, on the tokens that the layers of the model read."""
+    shares = {site.layer: site.share for site in find_sites(model, block=1)}
+    schedule = Schedule(tuple(shares.values()))
+    if "short_units" not in manifest:
+        if not schedule.is_whole:
+            raise ValueError("the model drops tokens, and its manifest does not say at what cost")
+        return kept
+    short = Units.from_dict(manifest["short_units"])
+    if schedule.is_whole or short.members != kept.units.members:
+        raise ValueError("the manifest has the costs of fewer tokens, and the model reads all")
+    return kept.shortened(schedule, short.costs)
 
 
 def _load_model(config: Mapping[str, Any], kept: Allocation | None, folder: Path) -> nn.Module:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from apportion.data.task import Split
 from apportion.elastic.elastic import Elastic, logits_of
+from apportion.elastic.pairing import check_all_tokens
 from apportion.method.units import Allocation
 from apportion.models.surgery import view
 
@@ -46,6 +47,7 @@ def search(
     depends on the machine.
     """
     check_seconds(seconds)
+    check_all_tokens(model, "searched")
     started = time.perf_counter()
     run = _Search(model, split.take(torch.arange(len(split))[:_ROWS]), seed, progress)
     found = run.order(math.inf if seconds is None else seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 from numbers import Real
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from apportion.method.length import Schedule
 
 KINDS = ("heads", "feedforward")  # also their order inside a layer
 UNITS = {"heads": ("heads",), "all": KINDS}  # as people ask for them
@@ -117,6 +119,11 @@ class Units:
         return bounds
 
     @property
+    def layers(self) -> int:
+        """How many layers there are, up to the last one with units."""
+        return 1 + max(layer for layer, _ in self.spans)
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds that there are, in the order of `KINDS`."""
         found = {kind for _, kind in self.spans}
@@ -146,13 +153,17 @@ class Units:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Which units stay."""
+    """Which units stay and, where a schedule shortens texts, how many tokens each layer reads."""
 
     units: Units
     kept: tuple[bool, ...]
+    schedule: Schedule | None = None
+    short_costs: tuple[float, ...] | None = None  # of the units, on as few tokens
 
     def __post_init__(self) -> None:
         assert len(self.kept) == len(self.units)
+        assert (self.schedule is None) == (self.short_costs is None)
+        assert self.short_costs is None or len(self.short_costs) == len(self.units)
 
     @classmethod
     def everything(cls, units: Units) -> Allocation:
@@ -168,12 +179,21 @@ class Allocation:
     @property
     def cost(self) -> float:
         """The share of the units' whole cost that stays, in [0, 1]."""
+        if self.short_costs is not None:
+            paid = sum(c for c, kept in zip(self.short_costs, self.kept, strict=True) if kept)
+            return paid / sum(self.units.costs)
         return float(self.units.shares[torch.tensor(self.kept)].sum())
 
     @property
     def count(self) -> int:
         """How many units stay."""
         return sum(self.kept)
+
+    def shortened(self, schedule: Schedule, costs: Sequence[float]) -> Allocation:
+        """The same units on fewer tokens; on all of them, if that is what the schedule says."""
+        if schedule.is_whole:
+            return replace(self, schedule=None, short_costs=None)
+        return replace(self, schedule=schedule, short_costs=tuple(costs))
 
     def mask(self) -> Tensor:
         """1.0 for a unit that stays, 0.0 for one that goes [units]."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import transformers
 
+from apportion.models.shortening import shorten_by
 from apportion.models.shrinking import CUT_CLASS, CUT_TYPE, shrink
 
 AUTO = (
@@ -41,6 +42,7 @@ class CutModel:
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         shrink(self, config.apportion)  # type: ignore[arg-type]
+        shorten_by(self, config.apportion)  # type: ignore[arg-type]
 
 
 def __getattr__(name: str) -> Any:

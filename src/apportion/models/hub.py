@@ -140,7 +140,10 @@ def _load_tokenizer(source: str, length: int | None) -> Tokenizer:
         raise ValueError(f"the tokenizer of {source} is not a fast one")
     longest = min(tokenizer.model_max_length, positions_of(_read(transformers.AutoConfig, source)))
     if length is not None and length > longest:
-        raise ValueError(f"{source} reads {longest} tokens at most, not {length}")
+        raise ValueError(
+            f"{source} reads {longest} tokens at most, not {length}; longer texts are read in "
+            "windows, by `apportion predict --length`"
+        )
     check_processing(backend)
     around = backend.num_special_tokens_to_add(False)
     if length is not None and length <= around:

@@ -54,6 +54,16 @@ def reads_first_token(model: nn.Module) -> bool:
     return bool(torch.equal(before, after))
 
 
+def check_first_token(model: nn.Module) -> None:
+    """Refuses a model that reads other tokens than token 0: none of them could be dropped."""
+    if not reads_first_token(model):
+        raise ValueError(
+            f"{type(model).__name__} reads more tokens than the first one, or its layers are not "
+            "known here, so none can be dropped; classifiers that read token 0 alone can be "
+            f"shortened, of {', '.join(sorted(_FAMILIES))}"
+        )
+
+
 def _answer(model: nn.Module, ids: Tensor) -> Tensor:
     output = model(input_ids=ids, attention_mask=torch.ones_like(ids))
     answer: Tensor = getattr(output, "logits", output)

@@ -14,16 +14,30 @@ import torch
 from torch import nn
 
 from apportion.files import read_json, write_text
+from apportion.method.length import Schedule
 from apportion.method.units import Allocation
 from apportion.models.autoclasses import class_of, register_when_imported
 from apportion.models.configs import is_of_transformers
 from apportion.models.hub import check_fit, read_pretrained
 from apportion.models.shrinking import CUT_CLASS, CUT_TYPE
-from apportion.models.sites import ARCHITECTURES, find_sites, in_units, layers_path, units_of
+from apportion.models.sites import (
+    ARCHITECTURES,
+    find_sites,
+    in_units,
+    layers_path,
+    on_fewer_tokens,
+    units_of,
+)
 from apportion.models.sizes import check_folder, check_weights
 
 RECORD = "apportion"  # the field of a config that records what was kept
-CODE = ("cut_models.py", "shrinking.py")  # copied into folders that load without apportion
+# Copied into folders that load without apportion, by their rooms.
+CODE = {
+    "cut_models": "models",
+    "shrinking": "models",
+    "shortening": "models",
+    "length": "method",
+}
 _LENGTH = 128  # where units cost what they do, if a folder does not say
 
 
@@ -72,6 +86,8 @@ def _record(
         if site.kind in stays:
             kept, count = _compose(stays[site.kind], of[site.kind], kept, count)
         stays[site.kind], of[site.kind] = kept, count
+    if allocation.schedule is not None:
+        record["shares"] = list(allocation.schedule.shares)
     return record
 
 
@@ -151,7 +167,17 @@ def _kept(model: nn.Module, record: Mapping[str, Any]) -> Allocation:
         counted = [
             in_units(site, int(record["of"][f"layer {site.layer}"][site.kind])) for site in sites
         ]
-        return Allocation.from_dict(units_of(counted, _LENGTH), record["kept"])
+        kept = Allocation.from_dict(units_of(counted, _LENGTH), record["kept"])
+        if "shares" not in record:
+            return kept
+        schedule = Schedule(tuple(record["shares"]))
+        if len(schedule.shares) != kept.units.layers:
+            raise ValueError(
+                f"the config has {len(schedule.shares)} shares of tokens for "
+                f"{kept.units.layers} layers"
+            )
+        short = units_of(on_fewer_tokens(counted, schedule), _LENGTH)
+        return kept.shortened(schedule, short.costs)
     except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
         raise ValueError(f"the config's record of a cut is damaged: {error!r}") from None
 
@@ -177,13 +203,15 @@ def carry_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
     if RECORD not in config:
         raise ValueError("only a cut model of Transformers needs code to load without apportion")
-    package = resources.files("apportion.models")
-    code = (package / CODE[0]).read_text(encoding="utf-8")
-    write_text(folder / CODE[0], code.replace("from apportion.models.shrinking", "from .shrinking"))
-    write_text(folder / CODE[1], (package / CODE[1]).read_text(encoding="utf-8"))
+    for module, room in CODE.items():
+        source = resources.files(f"apportion.{room}") / f"{module}.py"
+        code = source.read_text(encoding="utf-8")
+        for other, place in CODE.items():
+            code = code.replace(f"from apportion.{place}.{other} ", f"from .{other} ")
+        write_text(folder / f"{module}.py", code)
     (name,) = config["architectures"]
     whole = class_of(name.removeprefix(CUT_CLASS))
-    module = CODE[0].removesuffix(".py")
+    module = next(iter(CODE))
     made = {"AutoConfig": f"{module}.{CUT_CLASS}{whole.config_class.__name__}"}
     for auto in AUTO:
         models = getattr(sys.modules["transformers"], auto)._model_mapping

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from apportion.method.length import Schedule, kept_tokens
 from apportion.method.units import KINDS, Unit, Units
 from apportion.models.shrinking import CUT_TYPE
 
@@ -104,9 +105,11 @@ class Site:
     attention: str = ""  # the module to replace when no head is left
     norm: str = ""  # of the sum of output and residual stream, in the module that holds the output
     first_token: bool = False  # whether it is computed for token 0 alone
+    share: float = 1.0  # of a text's tokens, which its layer reads
 
     def unit_macs(self, length: int) -> int:
         """Multiply-accumulates that one unit spends on one sequence of this length."""
+        length = kept_tokens(length, self.share)
         answered = 1 if self.first_token else length  # keys and values are of all tokens
         read = (len(self.inputs) - 1) * length + 2 * answered
         mixing = 2 * answered * length * self.width if self.kind == "heads" else 0
@@ -128,6 +131,7 @@ def find_sites(
     row = _row(model)
     prefix, base = _base(model)
     above, layers = _part(base, row.layers)
+    shares = shares_of(base.get_submodule(above.rpartition(".")[0]), len(layers))
     sites = []
     for layer, module in enumerate(layers):
         within = f"{prefix}{above}.{layer}."
@@ -160,6 +164,7 @@ def find_sites(
                     attention=attention,
                     norm=row.norm,
                     first_token=getattr(module, "first_token", False),
+                    share=shares[layer],
                 )
             )
     return tuple(sites)
@@ -169,6 +174,16 @@ def on_first_token(sites: Sequence[Site]) -> tuple[Site, ...]:
     """The sites of a model whose last layer is computed for token 0 alone."""
     last = max(site.layer for site in sites)
     return tuple(replace(site, first_token=site.layer == last) for site in sites)
+
+
+def on_fewer_tokens(sites: Sequence[Site], schedule: Schedule) -> tuple[Site, ...]:
+    """The sites of a model whose layers read these shares of a text's tokens."""
+    return tuple(replace(site, share=schedule.shares[site.layer]) for site in sites)
+
+
+def shares_of(encoder: nn.Module, layers: int) -> tuple[float, ...]:
+    """The share of a text's tokens that each layer of an encoder reads."""
+    return getattr(encoder, "token_shares", (1.0,) * layers)
 
 
 def in_units(site: Site, count: int) -> Site:
@@ -193,6 +208,11 @@ def layers_path(model: nn.Module) -> str:
     """The name of the list of layers that a model runs one after the other."""
     prefix, base = _base(model)
     return prefix + _part(base, _row(model).layers)[0]
+
+
+def encoder_path(model: nn.Module) -> str:
+    """The name of the module that runs the layers."""
+    return layers_path(model).rpartition(".")[0]
 
 
 def units_of(sites: Sequence[Site], length: int) -> Units:

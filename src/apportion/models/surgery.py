@@ -9,36 +9,49 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from apportion.method.length import Schedule
 from apportion.method.units import Allocation, Units
 from apportion.models.reloading import remember_cut
+from apportion.models.shortening import shorten
 from apportion.models.shrinking import recount_heads
-from apportion.models.sites import Site, find_sites, in_units
+from apportion.models.sites import Site, encoder_path, find_sites, in_units
 
 
 def cut(model: nn.Module, allocation: Allocation) -> nn.Module:
     """A new model without the units that the allocation drops; the given one is left alone.
 
     A layer that keeps no heads costs nothing but its output projection's bias. A model of
-    Transformers saves what was kept, and reloads by it.
+    Transformers saves what was kept, and reloads by it. Where the allocation has a schedule, the
+    model drops tokens by it.
     """
     smaller = copy.deepcopy(model)
     _keep(smaller, allocation, share=False)
+    _shorten(smaller, allocation.schedule)
     remember_cut(smaller, allocation)
     return smaller
 
 
-def view(model: nn.Module, allocation: Allocation) -> nn.Module:
+def view(
+    model: nn.Module, allocation: Allocation, *, schedule: Schedule | None = None
+) -> nn.Module:
     """The model that `cut` returns, in the given one's memory: many views of one cost little.
 
     For calls alone: it does not save what was kept. Hooks on any module are shared, and so are
-    `train()` and `to()` on modules that hold no units.
+    `train()` and `to()` on modules that hold no units. Another schedule may take the place of the
+    allocation's own.
     """
     sites = find_sites(model, allocation.units.kinds, block=1)
     names = {name for site in sites for name in (*site.inputs, site.output)}
     above = {name[:at] for name in names for at, letter in enumerate(name) if letter == "."}
     smaller = _twin(model, "", names | above)
     _keep(smaller, allocation, share=True)
+    _shorten(smaller, schedule or allocation.schedule)
     return smaller
+
+
+def _shorten(model: nn.Module, schedule: Schedule | None) -> None:
+    if schedule is not None and not schedule.is_whole:
+        shorten(model.get_submodule(encoder_path(model)), schedule.shares)
 
 
 def _twin(module: nn.Module, path: str, own: Collection[str]) -> nn.Module:

@@ -13,6 +13,7 @@ from apportion.data.sources import Source, read_source
 from apportion.data.text import Drawn, Text, classes_of, draw
 from apportion.data.unlabelled import MOST, UNLABELLED
 from apportion.elastic.checkpoint import Checkpoint, limit, save
+from apportion.elastic.pairing import check_axis
 from apportion.elastic.vouching import AGREEMENT, asking
 from apportion.models.hub import load_model, load_tokenizer, weights_files_digest
 from apportion.study.experiment import BUDGETS, Experiment, experiment_of
@@ -145,6 +146,7 @@ def training_preset(
     lam: float | None = None,
     beta: float | None = None,
     units: str = "heads",
+    axis: str = "width",
     unlabelled: str | None = None,
     unlabelled_rows: int | None = None,
     seconds: float | None = None,
@@ -159,6 +161,11 @@ def training_preset(
     search and repair may be bounded to about so many `seconds`.
     """
     kind: Kind = ("pretrained" if pretrained else "text") if data else "marked"
+    if check_axis(axis) != "width" and (kind != "pretrained" or units != "all"):
+        raise ValueError(
+            f"the axis {axis} drops tokens, which needs a pretrained encoder and all units: "
+            "--model, --units all"
+        )
     if length is None:
         length = 32 if kind == "marked" else 128
     more = 0
@@ -197,6 +204,7 @@ def training_preset(
     )
     start = {"method": "dense", **dense}
     if units == "all":
+        nested |= {"axis": axis} if axis != "width" else {}
         stages, timing = _nested(kind, nested, seconds)
         reasons = _NESTED_REASONS | ({} if kind == "pretrained" else {"nested": _OWN_NUMBERS})
     else:

@@ -16,6 +16,7 @@ from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.checkpoint import Checkpoint, has_checkpoint, limit, load, save
 from apportion.elastic.conversion import convert
 from apportion.elastic.elastic import Elastic
+from apportion.elastic.pairing import find_frontier, paired_at
 from apportion.elastic.repairing import VERSION_1
 from apportion.elastic.scoring import SOURCES
 from apportion.files import discard
@@ -73,7 +74,7 @@ def produce(
             answers=_answers_file(stage, runs),
             progress=progress,
         )
-        model, facts = fitted.model, _facts_of(fitted)
+        model, facts = _paired(stage, fitted, task, progress)
     elif isinstance(stage, ScoredStage):
         model, facts = _score(stage, start, task, teacher, progress)
     else:
@@ -120,6 +121,27 @@ def _ready_to_train(
     assert stage.parent and stage.only
     kept = start.made_for(start.form, stage.parent.floor).allocation(stage.only)
     return cut(start.plain(), kept), kept
+
+
+def _paired(
+    stage: TrainedStage,
+    fitted: Fitted,
+    task: Task,
+    progress: Callable[[Tick], None] | None,
+) -> tuple[nn.Module, dict[str, Any]]:
+    """A trained model and what it took; where budgets drop tokens, with a frontier measured now."""
+    facts, axis = _facts_of(fitted), stage.recipe.axis
+    if axis == "width":
+        return fitted.model, facts
+    assert isinstance(fitted.model, Elastic)
+    model, took = find_frontier(
+        fitted.model,
+        task.train,
+        axis=axis,
+        budgets=paired_at(stage.recipe.lowest),
+        progress=partial(telling(progress), "frontier"),
+    )
+    return model, {**facts, **took}
 
 
 def _facts_of(fitted: Fitted) -> dict[str, Any]:

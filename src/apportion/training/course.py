@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from apportion.data.task import Task
 from apportion.elastic.conversion import Converted, convert
 from apportion.elastic.elastic import Elastic, check_elastic
+from apportion.elastic.pairing import find_frontier, paired_at
 from apportion.models.configs import is_of_transformers
 from apportion.training.loop import Fitted, fit
 from apportion.training.progress import Tick, telling
@@ -41,13 +43,15 @@ def train(
     seed: int = 7,
     dense: Recipe | None = None,
     nested: Recipe | None = None,
+    axis: str | None = None,
     progress: Callable[[Tick], None] | None = None,
 ) -> Trained:
     """A model with a knob, trained as `apportion train --units all` does, to the same weights.
 
     Unless it is `fine_tuned`, the model is trained whole; then its units are put in one order and
     repaired, and all budgets learn from the whole model. The recipes are those of the command, or
-    those that are given. The given model is left alone.
+    those that are given. With an `axis` of length or both, budgets buy fewer tokens, too, and which
+    pair each of them buys is measured after training. The given model is left alone.
     """
     kind: Kind = "text" if task.words else "marked"
     first, last = steps(
@@ -61,15 +65,26 @@ def train(
         whole = fit(model, task, recipe=how, seed=seed, progress=progress)
     teacher = whole.model if whole else model
     converted = convert(teacher, task, units=units, progress=telling(progress))
+    learning = nested or recipe(**last)
+    learning = learning.with_changes(axis=axis or learning.axis)
     trained = fit(
         converted.model,
         task,
-        recipe=nested or recipe(**last),
+        recipe=learning,
         seed=seed,
         teacher=teacher,
         progress=progress,
     )
-    return Trained(check_elastic(trained.model), whole, converted, trained)
+    made = check_elastic(trained.model)
+    if learning.axis != "width":
+        made, _ = find_frontier(
+            made,
+            task.train,
+            axis=learning.axis,
+            budgets=paired_at(learning.lowest),
+            progress=partial(telling(progress), "frontier"),
+        )
+    return Trained(made, whole, converted, trained)
 
 
 def steps(

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -21,7 +20,7 @@ from apportion.elastic.elastic import Elastic, plain_of
 from apportion.elastic.evaluation import sum_scores
 from apportion.training.allocator import keep_freed_memory
 from apportion.training.averaging import Average, copy_weights
-from apportion.training.objectives import OBJECTIVES, Batch, Teacher, step_losses
+from apportion.training.objectives import OBJECTIVES, Batch, Teacher, copy_for, step_losses
 from apportion.training.progress import Tick, telling
 from apportion.training.recipes import Recipe
 from apportion.training.resume import TrainingState, load_state, run_identity, save_state
@@ -106,7 +105,7 @@ class _Run:
         # `cpu` is what makes several processes on processors talk to each other.
         self.accelerator = Accelerator(cpu=not torch.accelerator.is_available())
         self.identity = run_identity(model, task, recipe, seed, teacher)
-        student = _copy_for(model, recipe)
+        student = copy_for(model, recipe)
         optimizer = torch.optim.AdamW(parameter_groups(student, recipe), fused=True)
         self.base_lrs = [group["lr"] for group in optimizer.param_groups]
         self.student: nn.Module
@@ -157,7 +156,7 @@ class _Run:
                 self.progress(self._tick(epoch, loss, cost))
         assert self.best is not None
         # A copy of the given one: what was trained keeps what Accelerate wrapped it in.
-        model = _copy_for(self.given, self.recipe)
+        model = copy_for(self.given, self.recipe)
         model.load_state_dict(self.best_weights)
         return Fitted(
             model.cpu().eval(),
@@ -186,6 +185,7 @@ class _Run:
         recipe = self.recipe
         torch.manual_seed(noise_seed(self.seed, self.step, self.accelerator.process_index))
         budgets = draw_budgets(recipe, self.seed, self.step)
+        self.objective.draw(self.seed, self.step)
         batch, weight = self._batch(epoch, inside)
         for group, lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = lr * learning_rate_share(recipe, self.step, self.steps)
@@ -338,11 +338,3 @@ def _check(model: nn.Module, task: Task, recipe: Recipe, teacher: nn.Module | No
         raise ValueError(f"recipe {recipe.name!r} has views: texts, and a plain teacher to ask")
     if recipe.hidden and teacher is None:
         raise ValueError(f"recipe {recipe.name!r} has hidden, and there is no teacher")
-
-
-def _copy_for(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """A copy of a model that is asked as the recipe trains it."""
-    copied: Any = copy.deepcopy(model)
-    if recipe.form is not None:
-        copied.made_for(recipe.form, recipe.floor, lowest=recipe.lowest)
-    return copied  # type: ignore[no-any-return]

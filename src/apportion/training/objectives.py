@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,13 +15,27 @@ from torch import Tensor, nn
 
 from apportion.data.task import Criterion
 from apportion.elastic.elastic import Elastic, Form, logits_of, plain_of
+from apportion.elastic.pairing import default_frontier, paired_at
+from apportion.method.length import Schedule
 from apportion.method.losses import budget_loss, distill_loss, hidden_loss
-from apportion.method.units import check_budget
+from apportion.method.units import Allocation, check_budget
 from apportion.models.activations import layer_names, remembering
 from apportion.training.prefixes import Views
 from apportion.training.recipes import Objective, Recipe
+from apportion.training.schedule import draw_longer
 
 Call = tuple[nn.Module, dict[str, Any]]  # a model, and what it is called with beside its inputs
+
+
+def copy_for(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """A copy of a model that is asked as the recipe trains it."""
+    copied: Any = copy.deepcopy(model)
+    if recipe.form is not None:
+        copied.made_for(recipe.form, recipe.floor, lowest=recipe.lowest)
+    if recipe.axis != "width" and copied.frontier is None:
+        budgets = paired_at(recipe.lowest)
+        copied.shortened(default_frontier(copied, recipe.axis, budgets=budgets))
+    return copied  # type: ignore[no-any-return]
 
 
 class Dense:
@@ -29,6 +44,9 @@ class Dense:
     def __init__(self, student: nn.Module, recipe: Recipe, accelerator: Accelerator) -> None:
         self.student, self.recipe = student, recipe
         self.model: Any = accelerator.unwrap_model(student)
+
+    def draw(self, seed: int, step: int) -> None:
+        """Draws what a step has beside its budgets: nothing."""
 
     def answer(self, budget: float, inputs: Mapping[str, Tensor]) -> Any:
         """What the student returns at a budget."""
@@ -101,14 +119,28 @@ class Nested(StraightThrough):
             return wrapped
 
         self.views = Views(self.model, in_mixed_precision)
+        self.longer = 0.0
+
+    def draw(self, seed: int, step: int) -> None:
+        """How far the step reads on towards the whole text, where budgets drop tokens."""
+        if self.recipe.axis != "width":
+            self.longer = draw_longer(seed, step)
 
     def answer(self, budget: float, inputs: Mapping[str, Tensor]) -> Any:
         """What the budget's units compute, in its share of the time."""
-        return self.views(self.model.allocation(budget), **inputs)
+        return self.views(self._drawn(budget), **inputs)
 
     def inside(self, budget: float) -> nn.Module:
         """The modules that compute the budget's units."""
-        return self.views.shape(self.model.allocation(budget))
+        return self.views.shape(self._drawn(budget))
+
+    def _drawn(self, budget: float) -> Allocation:
+        """What the budget buys, on as many tokens as were drawn."""
+        kept = self.model.allocation(budget)
+        if kept.schedule is None or not self.longer:
+            return kept
+        whole = Schedule.everything(len(kept.schedule.shares))
+        return self.model.on_fewer(kept, kept.schedule.towards(whole, self.longer))
 
     def validation(self) -> tuple[list[Call], float]:
         """Cut models: the hard mask's numbers, in a budget's share of the time."""

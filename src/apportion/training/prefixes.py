@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from apportion.elastic.elastic import Elastic, check_computed_once
+from apportion.method.length import Schedule
 from apportion.method.units import Allocation
 from apportion.models.sites import find_sites
 from apportion.models.surgery import view
@@ -35,7 +36,7 @@ class Views:
         self.elastic = elastic
         self.sites = find_sites(elastic.model, elastic.kinds, elastic.block)
         self._empty = elastic.served().to("meta")  # its parts, without their weights
-        self._shapes: dict[tuple[bool, ...], nn.Module] = {}
+        self._shapes: dict[tuple[tuple[bool, ...], Schedule | None], nn.Module] = {}
         self._call = wrap(functional_call)
 
     def __call__(self, kept: Allocation, **inputs: Any) -> Any:
@@ -45,11 +46,12 @@ class Views:
 
     def shape(self, kept: Allocation) -> nn.Module:
         """The modules that compute it, without any weights."""
-        if kept.kept not in self._shapes:
+        key = (kept.kept, kept.schedule)
+        if key not in self._shapes:
             if len(self._shapes) >= _SHAPES:
                 self._shapes.clear()
-            self._shapes[kept.kept] = view(self._empty, kept)
-        return self._shapes[kept.kept]
+            self._shapes[key] = view(self._empty, kept)
+        return self._shapes[key]
 
     def _weights(self, kept: Allocation) -> dict[str, Tensor]:
         """The model's tensors by name, each as far as the kept units reach."""

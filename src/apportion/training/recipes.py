@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from apportion.elastic.elastic import TRAINED_FORMS, Form
+from apportion.elastic.pairing import check_axis
 from apportion.method.units import check_budget
 
 Objective = Literal["dense", "soft", "straight-through", "nested"]
@@ -56,6 +57,7 @@ class Recipe:
     calibrated: bool = False  # the teacher speaks at the temperature that fits validation best
     dropout: bool = True
     average: float = 0.0  # how slowly the mean of the weights follows, which is then kept
+    axis: str = "width"  # what budgets of a nested model buy: units, tokens (length), or both
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
@@ -91,6 +93,11 @@ class Recipe:
         if self.views and (self.alpha != 1.0 or self.word_dropout or self.hidden):
             raise ValueError(
                 "views are learned from the teacher alone: alpha = 1, no word_dropout, no hidden"
+            )
+        if check_axis(self.axis) != "width" and (self.objective != "nested" or self.hidden):
+            raise ValueError(
+                f"axis {self.axis!r} drops tokens: objective 'nested', and no hidden states, which "
+                "are of all tokens"
             )
         if self.noisy_teacher and not self.word_dropout:
             raise ValueError("noisy_teacher needs word_dropout, or there is no noise")
@@ -138,7 +145,7 @@ class Recipe:
 # Numbers that recipes did not have when the first stages were keyed by them.
 _LATER = (
     *("word_dropout", "noisy_teacher", "hidden", "samples"),
-    *("readout_rate", "one_budget", "views", "calibrated", "dropout", "average"),
+    *("readout_rate", "one_budget", "views", "calibrated", "dropout", "average", "axis"),
 )
 
 

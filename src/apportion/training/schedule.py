@@ -18,7 +18,7 @@ from apportion.elastic.elastic import plain_of
 from apportion.models.readout import readout_names
 from apportion.training.recipes import Recipe
 
-_ORDER, _BUDGET, _NOISE = range(3)  # purposes of random numbers
+_ORDER, _BUDGET, _NOISE, _LENGTH = range(4)  # purposes of random numbers
 
 
 _ENDS = 0.15  # how often a step of one budget takes the lowest, and how often the highest
@@ -67,6 +67,15 @@ def draw_budgets(recipe: Recipe, seed: int, step: int) -> list[float]:
             return [low if end < 1.0 else high]
         return [float(np.exp(generator.uniform(np.log(low), np.log(high))))]
     return [high, low, *map(float, generator.uniform(low, high, recipe.samples))]
+
+
+def draw_longer(seed: int, step: int) -> float:
+    """How far a step reads on from its budget's schedule towards the whole text, from 0 to 1.
+
+    Half of the steps read just what the schedule says: that is what will be served.
+    """
+    generator = np.random.default_rng([seed, _LENGTH, step])
+    return max(0.0, float(generator.uniform(-1.0, 1.0)))
 
 
 def drop_words(

@@ -41,6 +41,7 @@ _CALIBRATED = 256  # texts that scales are taken from
 _CHECKED = 64  # texts that the written file answers beside the views
 _TOGETHER = 32  # texts that are answered in one batch, and alone
 _DIFFERENCE = 1e-3  # of logits in single precision: more is not rounding
+_TIES = 0.05  # of the rows: two tokens may be wanted so alike that rounding decides between them
 
 
 def export(
@@ -93,6 +94,7 @@ def export(
         "levels": list(levels),
         "costs": [round(one.cost, 6) for one in kept],
         "kept": [one.to_dict() for one in kept],
+        **({"shares": _shares(kept)} if any(one.schedule for one in kept) else {}),
         "classes": list(checkpoint.classes),
         "length": words.length,
         "precision": "int8" if int8 else "float32",
@@ -122,6 +124,11 @@ def export(
             remove(folder)
             part.rename(folder)
     return facts
+
+
+def _shares(kept: Sequence[Allocation]) -> list[list[float] | None]:
+    """The share of a text's tokens that each layer reads, at each level that drops any."""
+    return [list(one.schedule.shares) if one.schedule else None for one in kept]
 
 
 def nested_at(model: Elastic, levels: Sequence[float]) -> Elastic:
@@ -204,8 +211,11 @@ def _check(
         wanted = _in_batches(on_arrays(views.at(level)), words, encoded, len(encoded))
         answer = partial(runtime, budget=level)
         found = _in_batches(answer, words, encoded, _TOGETHER)
-        difference = float(np.abs(found - wanted).max())
-        if not np.isfinite(difference) or (not int8 and difference > _DIFFERENCE):
+        of_rows = np.abs(found - wanted).max(axis=-1)
+        difference = float(of_rows.max())
+        spared = _TIES if model.allocation(level).schedule else 0.0
+        far = float((of_rows > _DIFFERENCE).mean())
+        if not np.isfinite(difference) or (not int8 and far > spared):
             raise ValueError(
                 f"the graph answers otherwise than the model at {level:g}, by {difference:.2g}: "
                 "please report this architecture"

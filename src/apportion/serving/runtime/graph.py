@@ -22,6 +22,7 @@ from apportion.elastic.elastic import Elastic
 from apportion.models.sites import Site, find_sites
 from apportion.serving.runtime.nodes import CONTRIB, Names, Scope
 from apportion.serving.runtime.rounding import Scale
+from apportion.serving.runtime.selection import Selection
 from apportion.serving.runtime.skeletons import skeleton_of
 
 OPSET = 17
@@ -63,6 +64,7 @@ class _Graph:
         self.constant = self.names.constant
         self.main = Scope(self.names)
         kept = [model.allocation(level) for level in levels]
+        self.schedules = [one.schedule for one in kept]
         self.kept = {
             (site.layer, site.kind): [len(one.indices(site.layer, site.kind)) for one in kept]
             for site in find_sites(self.plain, model.kinds, model.block)
@@ -84,14 +86,21 @@ class _Graph:
         self.first = self.constant(np.array([0], np.int64), "first")
         self.mask = main.add("Cast", "attention_mask", to=TensorProto.INT32)
         states = self.embeddings()
+        drops = None
+        if any(self.schedules):
+            drops = Selection(self, self.schedules, self.model.units.layers)
+            states = drops.crop(states)
         # Neurons that no budget switches off need not come in blocks.
         block = self.model.block if "feedforward" in self.model.kinds else 1
         sites = find_sites(self.plain, block=block)
         layers = len(sites) // 2
         for attention, feedforward in zip(sites[::2], sites[1::2], strict=True):
             # Only token 0 is read of the last layer: after its keys and values, the rest goes.
+            given = states
             states = self.attention(attention, states, attention.layer == layers - 1)
             states = self.feedforward(feedforward, states)
+            if drops is not None:
+                states = drops.after(attention, given, states)
         states = main.add("Gather", states, self.constant(np.array(0, np.int64)), axis=1)
         for path, follows in self.skeleton.head:
             weight, bias = self.weights(path)
@@ -278,7 +287,7 @@ class _Graph:
 
     def sum(self, site: Site, block: Block, states: str, norm: str) -> str:
         """The blocks that the budget pays for, summed with the residual stream, and normed."""
-        kept = self.kept.get((site.layer, site.kind), [site.count] * len(self.levels))
+        kept = self.counts(site)
         layer = site.output.split(f".{site.layer}.")[0] + f".{site.layer}."
         scale, shift = (self.constant(values) for values in self.weights(layer + norm))
         bias = self.constant(self.weights(site.output)[1])
@@ -295,6 +304,10 @@ class _Graph:
             )
 
         return self.pay(self.main, kept, block, finish)
+
+    def counts(self, site: Site) -> list[int]:
+        """How many units of a site each level keeps."""
+        return self.kept.get((site.layer, site.kind), [site.count] * len(self.levels))
 
     def pay(
         self,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from apportion.elastic.elastic import Elastic, check_elastic
 from apportion.method.allocation import allocate
+from apportion.method.length import Schedule
 from apportion.method.units import check_budget
 from apportion.models.surgery import view
 from apportion.serving.runtime.fusing import fuse
@@ -34,9 +35,10 @@ class Skipping(nn.Module):
         self.whole = elastic.served()
         self.gates = copy.deepcopy(elastic.gates)
         self.units, self.lowest = elastic.units, elastic.lowest
+        self.frontier = elastic.frontier
         self.floor = elastic.floor if floor is None else floor
         self._of_budget: dict[float, nn.Module] = {}
-        self._of_kept: dict[tuple[bool, ...], nn.Module] = {}
+        self._of_kept: dict[tuple[tuple[bool, ...], Schedule | None], nn.Module] = {}
         self.eval()
 
     def forward(self, *args: Any, budget: float | None = None, **kwargs: Any) -> Any:
@@ -60,14 +62,17 @@ class Skipping(nn.Module):
         check_budget(budget, self.lowest)
         # Slices outlive this call, so they must not be tensors of inference mode.
         with torch.inference_mode(False), torch.no_grad():
-            kept = allocate(self.gates.scores(budget), self.units, budget=budget, floor=self.floor)
-            model = self._of_kept.get(kept.kept)
+            width, schedule = budget, None
+            if self.frontier is not None:
+                width, schedule = self.frontier.width(budget), self.frontier.schedule(budget)
+            kept = allocate(self.gates.scores(width), self.units, budget=width, floor=self.floor)
+            model = self._of_kept.get((kept.kept, schedule))
             if model is None:
-                model = fuse(view(self.whole, kept).eval())
+                model = fuse(view(self.whole, kept, schedule=schedule).eval())
         if len(self._of_budget) >= _BUDGETS:
             self._forget()
         # Two threads may both have made it; one of the two is kept, and either is right.
-        model = self._of_kept.setdefault(kept.kept, model)
+        model = self._of_kept.setdefault((kept.kept, schedule), model)
         self._of_budget[budget] = model
         return model
 

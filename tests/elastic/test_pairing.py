@@ -1,0 +1,179 @@
+"""Pairs of width and length: monotone in both, no dearer than the budget, kept with the model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from support.architectures import from_transformers
+from support.shortened import UNITS, frontier, shortened, texts
+from transformers import AutoModelForSequenceClassification
+
+from apportion.data.task import Split
+from apportion.elastic.checkpoint import Checkpoint, load, save
+from apportion.elastic.description import describe
+from apportion.elastic.elastic import Elastic, logits_of
+from apportion.elastic.evaluation import evaluate, sweep
+from apportion.elastic.pairing import default_frontier, find_frontier
+from apportion.elastic.repairing import repair
+from apportion.elastic.searching import search
+from apportion.models.compute import count_macs
+
+BUDGETS = (0.25, 0.5, 0.75)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    made = Elastic(from_transformers("bert", "sdpa"), UNITS, length=64, block=32, first_token=True)
+    return made.nested().made_for("nested", lowest=0.25).eval()
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return Split(texts(), torch.tensor([0, 1, 2, 0]))
+
+
+@pytest.mark.parametrize("axis", ["length", "both"])
+def test_a_rule_shares_each_budget_between_width_and_length(model, axis):
+    made = default_frontier(model, axis, budgets=BUDGETS)
+    assert made.budgets == (*BUDGETS, 1.0)
+    whole = model.around(model.plain()).nested().made_for("nested", lowest=0.25)
+    for budget in BUDGETS:
+        cost = whole.shortened(made).allocation(budget).cost
+        assert 0.8 * budget < cost <= budget + 0.005
+    if axis == "length":
+        assert set(made.widths) == {1.0}
+    else:
+        assert made.widths[0] > 0.25
+
+
+def test_a_budget_that_length_can_not_reach_is_refused(model):
+    with pytest.raises(ValueError, match=r"costs as little as 0\.05 at 64 tokens"):
+        default_frontier(model, "length", budgets=(0.05,))
+
+
+@pytest.mark.parametrize("axis", ["width", "depth"])
+def test_an_axis_without_length_has_no_frontier(model, axis):
+    with pytest.raises(ValueError, match="axis"):
+        default_frontier(model, axis)
+
+
+def test_measuring_finds_pairs_that_no_smaller_budget_beats(model, rows):
+    made, facts = find_frontier(model, rows, budgets=(0.3, 0.6))
+    assert model.frontier is None
+    for budget in (0.3, 0.6):
+        assert made.allocation(budget).cost <= budget + 0.05
+    assert facts["frontier_rows"] == 4
+    assert set(facts["frontier_apart"]) == {"0.3", "0.6"}
+    # No schedule at all is among the pairs that were tried.
+    width_alone = evaluate(model, rows, budget=0.6, form="cut")
+    assert width_alone.cost <= 0.65
+
+
+def test_measured_pairs_are_nearer_than_width_alone(model, rows):
+    """Or as near: width alone is one of the pairs."""
+    _, facts = find_frontier(model, rows, budgets=(0.6,))
+    wanted = logits_of(model.served()(**rows.inputs)).detach()
+    alone = logits_of(model(**rows.inputs, budget=0.6)).detach()
+    apart = float(rows.criterion.divergence(alone, wanted))
+    assert facts["frontier_apart"]["0.6"] <= apart + 1e-4
+
+
+def test_a_checkpoint_keeps_its_frontier(tmp_path):
+    torch.manual_seed(0)
+    made = shortened(from_transformers("bert", "sdpa"))
+    save(made, tmp_path / "made")
+    loaded = load(tmp_path / "made").elastic
+    assert loaded.frontier == made.frontier
+    for budget in (0.2, 0.6, 1.0):
+        assert loaded.allocation(budget) == made.allocation(budget)
+        with torch.no_grad():
+            mine, theirs = (logits_of(m(**texts(), budget=budget)) for m in (made, loaded))
+        assert torch.equal(mine, theirs)
+    assert describe(load(tmp_path / "made"), [0.25])["budgets"][0]["shares"] == list(
+        made.frontier.schedules[0].shares
+    )
+
+
+def test_without_a_frontier_a_checkpoint_says_nothing_of_it(tmp_path):
+    made = shortened(from_transformers("bert", "sdpa")).shortened(None)
+    save(made, tmp_path / "made")
+    manifest = json.loads((tmp_path / "made" / "apportion.json").read_text())
+    assert "frontier" not in manifest["elastic"]
+    assert load(tmp_path / "made").elastic.frontier is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"points": []},
+        {"points": [[0.5, 0.5, [1.0, 0.9, 0.8]]]},
+        {"points": [[1.0, 1.0, [1.0, 1.0]]]},
+        {"points": [[0.5, 0.9, [0.8, 0.9, 1.0]], [1.0, 1.0, [1.0, 1.0, 1.0]]]},
+        [1, 2],
+    ],
+)
+def test_a_damaged_frontier_is_refused(tmp_path, damage):
+    save(shortened(from_transformers("bert", "sdpa")), tmp_path / "made")
+    file = tmp_path / "made" / "apportion.json"
+    manifest = json.loads(file.read_text())
+    manifest["elastic"]["frontier"] = damage
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="can't be right"):
+        load(tmp_path / "made")
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert"])
+def test_a_cut_model_carries_its_schedule_and_reloads(tmp_path, family):
+    torch.manual_seed(0)
+    made = shortened(from_transformers(family, "sdpa"))
+    smaller = Checkpoint(made).cut(0.25)
+    assert smaller.kept.schedule == made.frontier.schedules[0]
+    save(smaller, tmp_path / "cut")
+    wanted = logits_of(smaller.model.eval()(**texts())).detach()
+    loaded = load(tmp_path / "cut")
+    assert loaded.kept == smaller.kept
+    assert count_macs(loaded.model, 14) == count_macs(smaller.model, 14)
+    auto = AutoModelForSequenceClassification.from_pretrained(tmp_path / "cut").eval()
+    for model in (loaded.model, auto):
+        torch.testing.assert_close(logits_of(model(**texts())).detach(), wanted)
+    config = json.loads((tmp_path / "cut" / "config.json").read_text())
+    assert config["apportion"]["shares"] == list(made.frontier.schedules[0].shares)
+
+
+def test_a_folder_of_transformers_alone_keeps_the_schedule(tmp_path):
+    made = shortened(from_transformers("bert", "sdpa"))
+    smaller = made.cut(0.25).eval()
+    smaller.save_pretrained(tmp_path / "cut")
+    loaded = load(tmp_path / "cut")
+    assert loaded.kept.schedule == made.frontier.schedules[0]
+    torch.testing.assert_close(loaded.model(**texts()).logits, smaller(**texts()).logits)
+
+
+def test_a_config_with_shares_for_other_layers_is_refused(tmp_path):
+    shortened(from_transformers("bert", "sdpa")).cut(0.25).save_pretrained(tmp_path / "cut")
+    file = tmp_path / "cut" / "config.json"
+    config = json.loads(file.read_text())
+    config["apportion"]["shares"] = [1.0, 0.5]
+    file.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="2 shares of tokens for 3 layers"):
+        load(tmp_path / "cut")
+
+
+def test_sweeps_measure_and_pay_for_the_tokens_that_are_read(rows):
+    made = shortened(from_transformers("bert", "sdpa"))
+    points = sweep(made, rows, budgets=(0.25, 0.5, 1.0))
+    assert [point.outcome.cost for point in points] == [
+        made.allocation(budget).cost for budget in (0.25, 0.5, 1.0)
+    ]
+    assert evaluate(made, rows, budget=0.5, form="hard").cost == points[1].outcome.cost
+
+
+@pytest.mark.parametrize("step", [repair, search])
+def test_what_budgets_keep_is_settled_before_the_frontier(step, rows):
+    made = shortened(from_transformers("bert", "sdpa"))
+    with pytest.raises(ValueError, match="before its frontier"):
+        step(made, rows)
+    assert made.frontier == frontier()
