@@ -25,6 +25,7 @@ def convert_texts(
     length: int,
     units: str = "all",
     agreement: float = AGREEMENT,
+    seconds: float | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Converted:
     """Converts a model of Transformers with some of its texts; writes the checkpoint."""
@@ -33,7 +34,13 @@ def convert_texts(
     model = load_model(name, classes, 0, trained=True)
     with holding(into):
         made = convert(
-            model, texts, tokenizer=words, units=units, agreement=agreement, progress=progress
+            model,
+            texts,
+            tokenizer=words,
+            units=units,
+            agreement=agreement,
+            seconds=seconds,
+            progress=progress,
         )
         facts = {**made.facts, **provenance(threads=torch.get_num_threads())}
         notes = {"classes": classes, "method": "converted", "recipes": [], "training": facts}
