@@ -11,6 +11,7 @@ import pytest
 from code_links import linked
 from typer.main import get_command
 
+import apportion.study.serving_records  # noqa: F401 - makes its kinds known
 from apportion.cli import app
 from apportion.cli.running import results_of
 from apportion.study import records
