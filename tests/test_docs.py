@@ -18,6 +18,7 @@ from texts import CLUES, folder, rows, write
 from typer.main import get_command
 from virtual import TIERS, logits, model
 
+import apportion.study.serving_records  # noqa: F401 - makes its kinds known
 from apportion.cli import app
 from apportion.cli.running import results_of
 from apportion.serving.server.app import build_app
