@@ -13,6 +13,7 @@ import apportion.study.serving_records  # noqa: F401 - all three make their kind
 from apportion.study.peer_records import ComparedRecord
 from apportion.study.records import KINDS, Line, Record, TracedRecord
 
+_MAIN = "apportion.study.records"
 PAGE = Path(__file__).parent / "records.md"
 _START = (
     "# Records\n"
@@ -45,8 +46,10 @@ _JSON = {
 
 def page() -> str:
     """The whole page."""
-    of_stages = [kind for kind in KINDS.values() if not issubclass(kind, ComparedRecord)]
-    compared = [kind for kind in KINDS.values() if issubclass(kind, ComparedRecord)]
+    # File by file: which one was imported first is chance. Inside a file, as they stand there.
+    kinds = sorted(KINDS.values(), key=lambda kind: (kind.__module__ != _MAIN, kind.__module__))
+    of_stages = [kind for kind in kinds if not issubclass(kind, ComparedRecord)]
+    compared = [kind for kind in kinds if issubclass(kind, ComparedRecord)]
     sections = [
         _section("Every record of a stage", Record, fields(Record)),
         _section("Provenance", TracedRecord, _own(TracedRecord, Record)),

@@ -55,15 +55,17 @@ def test_the_sign_of_the_rating_is_the_label_and_lukewarm_reviews_are_left_out(a
 
 
 def test_no_review_is_in_two_files_and_the_rest_has_no_labels(archive, tmp_path, monkeypatch):
-    monkeypatch.setattr(film_reviews, "SIZES", {"train": 1, "val": 1, "test": 1})
+    monkeypatch.setattr(film_reviews, "SIZES", {"train": 1, "val": 1, "test": 0})
+    monkeypatch.setattr(film_reviews, "_UNLABELLED", 1)
     write_reviews(tmp_path / "data", archive())
     read = {}
-    for name in ("train", "val", "test", "unseen"):
+    for name in ("train", "val", "test", "unlabelled", "unseen"):
         with (tmp_path / "data" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
             read[name] = list(csv.DictReader(file))
     texts = [row["text"] for rows in read.values() for row in rows]
     assert len(texts) == len(set(texts)) == 4
-    assert list(read["unseen"][0]) == ["text"] and set(read["train"][0]) == {"label", "text"}
+    assert list(read["unseen"][0]) == list(read["unlabelled"][0]) == ["text"]
+    assert set(read["train"][0]) == {"label", "text"}
 
 
 def test_another_archive_is_refused(archive, monkeypatch):

@@ -167,7 +167,8 @@ def test_the_demo_ends_with_a_table_and_goes_on_where_it_was(capsys, tmp_path, m
     data.mkdir(parents=True)
     for name, count, seed in (("train", 90, 1), ("val", 30, 500), ("test", 30, 900)):
         write(data / f"{name}.csv", rows(count, seed))
-    write(data / "unseen.csv", [(text,) for _, text in rows(400, 5000)], ("text",))
+    for name, count, seed in (("unlabelled", 60, 3000), ("unseen", 400, 5000)):
+        write(data / f"{name}.csv", [(text,) for _, text in rows(count, seed)], ("text",))
     monkeypatch.setattr(demonstration, "_LENGTH", 24)
     monkeypatch.setattr(demonstration, "_SEARCH", 1.0)
     monkeypatch.setattr(demonstration, "_EFFORT", Effort(3.0, 400, 32, 0.05))
