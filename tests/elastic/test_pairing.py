@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from support.architectures import from_transformers
 from support.shortened import UNITS, frontier, shortened, texts
 from transformers import AutoModelForSequenceClassification
@@ -150,6 +154,33 @@ def test_a_folder_of_transformers_alone_keeps_the_schedule(tmp_path):
     loaded = load(tmp_path / "cut")
     assert loaded.kept.schedule == made.frontier.schedules[0]
     torch.testing.assert_close(loaded.model(**texts()).logits, smaller(**texts()).logits)
+
+
+WITHOUT_APPORTION = """
+import sys
+sys.modules["apportion"] = None
+import torch, transformers
+from safetensors.torch import load_file
+home = sys.argv[1]
+given = load_file(home + "/expected.safetensors")
+wanted = given.pop("logits")
+auto = transformers.AutoModelForSequenceClassification
+model = auto.from_pretrained(home + "/cut", trust_remote_code=True).eval()
+with torch.no_grad():
+    assert torch.equal(model(**given).logits, wanted)
+"""
+
+
+@pytest.mark.slow
+def test_a_cut_model_drops_tokens_where_apportion_is_not_installed(tmp_path):
+    smaller = Checkpoint(shortened(from_transformers("bert", "sdpa"))).cut(0.25)
+    save(smaller, tmp_path / "cut", self_contained=True)
+    with torch.no_grad():
+        logits = smaller.model.eval()(**texts()).logits
+    save_file({**texts(), "logits": logits}, tmp_path / "expected.safetensors")
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "code"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", WITHOUT_APPORTION, str(tmp_path)]
+    subprocess.run(command, check=True, env=environment)
 
 
 def test_a_config_with_shares_for_other_layers_is_refused(tmp_path):
