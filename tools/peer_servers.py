@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +115,12 @@ def peer(name: str, folder: Path, *, budget: float, home: Path) -> Iterator[Aske
     finally:
         os.killpg(process.pid, signal.SIGCONT)
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        # Workers of LitServe outlive their server: all that it started is in its group.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         log.close()
 
 
