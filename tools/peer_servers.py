@@ -5,13 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,22 @@ class Asked:
     """A server of any kind at an address: `labels` of texts, by one connection per thread."""
 
     def __init__(
-        self, port: int, path: str, body: dict[str, Any], field: str, version: str
+        self, port: int, path: str, body: dict[str, Any], field: str, version: str, group: int
     ) -> None:
         self.port, self.path, self.body, self.field = port, path, body, field
-        self.version = version
+        self.version, self.group = version, group
+
+    def rest(self) -> None:
+        """Stops its processes until `wake`: LitServe's ask for work while there is none."""
+        os.killpg(self.group, signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Lets them go on."""
+        os.killpg(self.group, signal.SIGCONT)
 
     def connect(self) -> http.client.HTTPConnection:
         """A connection that stays open."""
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
 
     def labels(self, connection: http.client.HTTPConnection, texts: Sequence[str]) -> list[str]:
         """What it answers."""
@@ -91,7 +100,8 @@ def peer(name: str, folder: Path, *, budget: float, home: Path) -> Iterator[Aske
         words, env=env, stdout=log, stderr=log, cwd=ROOT / "tools", start_new_session=True
     )
     try:
-        asked = Asked(port, "/predict", {}, "texts", version_of(python, PEERS[name]))
+        version = version_of(python, PEERS[name])
+        asked = Asked(port, "/predict", {}, "texts", version, process.pid)
         end = time.monotonic() + 180
         while True:
             try:
@@ -103,12 +113,14 @@ def peer(name: str, folder: Path, *, budget: float, home: Path) -> Iterator[Aske
                 time.sleep(0.5)
         yield asked
     finally:
+        os.killpg(process.pid, signal.SIGCONT)
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        # Workers of LitServe outlive their server: all that it started is in its group.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         log.close()
 
 
@@ -117,10 +129,14 @@ def own(folder: Path, config: Path, *, budget: float) -> Iterator[Asked]:
     """Our server."""
     from apportion import __version__
 
-    with ServerProcess(folder, config) as server:
+    with ServerProcess(folder, config, own_group=True) as server:
         port = int(server.url.rpartition(":")[2])
-        body = {"budget": budget, "target_ms": 60_000, "timeout_ms": 60_000}
-        yield Asked(port, "/v1/classify", body, "input", __version__)
+        body = {"budget": budget, "target_ms": 600_000, "timeout_ms": 600_000}
+        try:
+            group = server.process.pid
+            yield Asked(port, "/v1/classify", body, "input", __version__, group)
+        finally:
+            os.killpg(group, signal.SIGCONT)
 
 
 def alone(server: Asked, texts: Sequence[str]) -> list[float]:

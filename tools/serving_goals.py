@@ -220,6 +220,7 @@ def compare_servers(job: Job, budget: float) -> list[dict[str, Any]]:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (home / "tiers.toml").write_text(
             "[machine]\nthreads = 1\nworkers = 1\nmax_wait_s = 600.0\n"
+            "[limits]\ntimeout_ms = 600000.0\n"
             '[[tier]]\nname = "all"\nmax_budget = 1.0\n',
             encoding="utf-8",
         )
@@ -235,6 +236,7 @@ def compare_servers(job: Job, budget: float) -> list[dict[str, Any]]:
         for name, server in servers.items():
             if server.labels(server.connect(), texts[:8]) != wanted:
                 print(f"{name} answers otherwise than the bare call", file=sys.stderr)
+            server.rest()
         for turn in range(turns):
             some = [texts[(turn * count + k) % len(texts)] for k in range(count)]
             for name in ("bare", *servers)[:: -1 if turn % 2 else 1]:
@@ -248,10 +250,12 @@ def compare_servers(job: Job, budget: float) -> list[dict[str, Any]]:
                     ask(runtime, encoded, level=budget, batch=32)
                     rate = len(encoded) / (time.perf_counter() - started)
                 else:
+                    servers[name].wake()
                     times = peer_servers.alone(servers[name], some)
                     rate = peer_servers.saturated(
                         servers[name], texts, clients=clients, rows=rows, seconds=seconds
                     )
+                    servers[name].rest()
                 took.setdefault(name, []).append(statistics.median(times))
                 carried.setdefault(name, []).append(rate)
         versions = {"bare": runtime.identity["runtime"]}

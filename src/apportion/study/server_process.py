@@ -22,12 +22,21 @@ class ServerProcess:
     """A process that serves a folder on loopback, its address, and what it says on stderr."""
 
     def __init__(
-        self, folder: Path, config: Path, *, command: Sequence[str] = (), quiet: bool = True
+        self,
+        folder: Path,
+        config: Path,
+        *,
+        command: Sequence[str] = (),
+        quiet: bool = True,
+        own_group: bool = False,
     ) -> None:
         words = list(command) or [sys.executable, "-m", "apportion.cli", "serve"]
         words += [str(folder), "--config", str(config), "--port", "0"]
         self.process = subprocess.Popen(
-            words + ["--quiet"] * quiet, stderr=subprocess.PIPE, text=True
+            words + ["--quiet"] * quiet,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=own_group,
         )
         self.said: list[str] = []
         assert self.process.stderr is not None
