@@ -90,6 +90,7 @@ docs: $(VENV)/ready
 	$(REPRODUCE) --report-only --fill docs/reproduce.md > /dev/null
 	cp runs/paper/report.md docs/paper-tables.md
 	$(BIN)/python docs/record_tables.py
+	$(BIN)/apportion report experiments/load/serving.jsonl --fill docs/serve.md > /dev/null
 	$(BIN)/python docs/front_page.py
 	$(BIN)/python docs/reference_pages.py
 	$(BIN)/python docs/code_links.py
