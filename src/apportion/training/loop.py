@@ -75,7 +75,7 @@ def fit(
 
     The epoch that is best on validation is kept: the highest accuracy averaged over the recipe's
     budgets, ties to the lower objective; of a recipe with an average, the last one. With a `state`
-    file, training is saved there every `save_every` seconds, and goes on from it if it exists. A
+    file, training is saved there every `save_every` seconds or less often, and goes on from it. A
     recipe with views asks its teacher beforehand; `answers` is a file to keep what it says.
     """
     _check(model, task, recipe, teacher)
@@ -138,7 +138,7 @@ class _Run:
     def train(self) -> Fitted:
         self._resume()
         started = saved = time.monotonic()
-        before = self.seconds
+        before, pause = self.seconds, self.save_every
         while self.step < self.steps:
             epoch, inside = divmod(self.step, self.steps_per_epoch)
             if inside == 0:
@@ -149,9 +149,11 @@ class _Run:
             self.seconds = before + time.monotonic() - started
             if self.step % self.steps_per_epoch == 0:
                 self._end_epoch(epoch)
-            if self.state_path and time.monotonic() - saved >= self.save_every:
+            if self.state_path and (begun := time.monotonic()) - saved >= pause:
                 self._save()
                 saved = time.monotonic()
+                # A slow disk is asked less often: saving takes a twentieth of the time at most.
+                pause = self.save_every and max(self.save_every, 20 * (saved - begun))
             if self.progress and self.accelerator.is_main_process:
                 self.progress(self._tick(epoch, loss, cost))
         assert self.best is not None
