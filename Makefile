@@ -29,8 +29,8 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --editable ".[dev]" --constraint constraints.txt
 	@touch $@
 
+# Alone on a machine, threads that spin while they wait train half as fast again.
 demo: $(VENV)/ready
-	# Alone on a machine, threads that spin while they wait train half as fast again.
 	env -u OMP_WAIT_POLICY $(BIN)/apportion demo --out runs/demo
 
 demo-paper: $(VENV)/ready
