@@ -118,7 +118,7 @@ def advice(run: OwnRun) -> str:
     beside = f" and {_times(chosen, INT8)} as fast as in int8" if INT8 in chosen.over else ""
     return (
         f"Choose {chosen.level:g}: it gets {100 * chosen.accuracy:.1f} % of the test texts right, "
-        f"{_points(chosen)} (95 % interval {chosen.low:+.1f} to {chosen.high:+.1f} points lost), "
+        f"{_points(chosen)} (95 % interval {-chosen.high:+.1f} to {-chosen.low:+.1f} points), "
         f"and answers a text in {chosen.ms:.1f} ms: {_times(chosen, DENSE)} as fast as the dense "
         f"model in PyTorch{beside}.{_warning(run)}"
     )
