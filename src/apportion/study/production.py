@@ -15,7 +15,7 @@ from apportion.data.task import Task
 from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.checkpoint import Checkpoint, has_checkpoint, limit, load, save
 from apportion.elastic.conversion import convert
-from apportion.elastic.elastic import Elastic
+from apportion.elastic.elastic import Elastic, check_elastic
 from apportion.elastic.pairing import find_frontier, paired_at
 from apportion.elastic.repairing import VERSION_1
 from apportion.elastic.scoring import SOURCES
@@ -133,9 +133,8 @@ def _paired(
     facts, axis = _facts_of(fitted), stage.recipe.axis
     if axis == "width":
         return fitted.model, facts
-    assert isinstance(fitted.model, Elastic)
     model, took = find_frontier(
-        fitted.model,
+        check_elastic(fitted.model),
         task.train,
         axis=axis,
         budgets=paired_at(stage.recipe.lowest),
