@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apportion.data.rows import BadRow, Row, plain
+from apportion.data.rows import BadRow, Row
 from apportion.data.tokenizer import Tokenizer
-from apportion.files import json_text, read_json, write_text
+from apportion.files import json_text, write_text
 from apportion.serving.guarantees.cascade import margins_of
-from apportion.serving.guarantees.certificate import IDENTITY, digest, digest_of_texts
-from apportion.serving.guarantees.certifying import check_texts, texts_needed
+from apportion.serving.guarantees.certificate import IDENTITY, digest_of_texts, read_sealed, sealed
+from apportion.serving.guarantees.certifying import draw_texts
 from apportion.serving.guarantees.guarantee import (
     binomial_bound,
     binomial_tail,
@@ -175,8 +175,7 @@ class Reading:
 
     def to_dict(self) -> dict[str, Any]:
         """The certificate as its file has it, with its digest."""
-        values = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        return {**values, "digest": digest(values)}
+        return sealed({"format": FORMAT, "version": VERSION, **asdict(self)})
 
     def save(self, path: str | Path) -> None:
         """Writes the certificate whole or not at all."""
@@ -188,15 +187,12 @@ class Reading:
         path = Path(path)
         if not path.is_file():
             raise ValueError(f"there is no file {path}; `apportion certify --length` writes one")
-        values = read_json(path)
-        if values.pop("format", None) != FORMAT or values.pop("version", None) != VERSION:
-            raise ValueError(f"{path} is not of reading; `apportion certify --length` writes one")
-        said = values.pop("digest", None)
-        if said != digest({"format": FORMAT, "version": VERSION, **values}):
-            raise ValueError(f"{path} was edited or is damaged: its digest is another")
-        if set(values) != {one.name for one in fields(cls)}:
+        refusal = "is not of reading; `apportion certify --length` writes one"
+        values = read_sealed(path, format=FORMAT, version=VERSION, refusal=refusal)
+        names = {one.name for one in fields(cls)}
+        if set(values) - {"format", "version"} != names:
             raise ValueError(f"{path} is not a certificate of this version; certify anew")
-        return cls(**values)
+        return cls(**{name: values[name] for name in names})
 
 
 def certify_reading(
@@ -219,17 +215,9 @@ def certify_reading(
     epsilon, delta = check_promise(disagree_at_most, confidence)
     words, level = runtime.tokenizer, runtime.level_of(budget)
     overlap = usual_overlap(words) if overlap is None else overlap
-    distinct = list({plain(text): text for text in reversed(texts)}.values())[::-1]
-    check_texts(distinct, runtime.classes)
-    needed = texts_needed(epsilon, delta)
-    if min(rows, len(distinct)) < needed:
-        raise ValueError(
-            f"{min(rows, len(distinct)):,} different documents can't certify that at most "
-            f"{epsilon:g} of the answers differ with confidence {confidence:g}: at least "
-            f"{needed:,} are needed"
-        )
-    order = np.random.default_rng(seed).permutation(len(distinct))[:rows]
-    chosen = [distinct[n] for n in order]
+    chosen = draw_texts(
+        texts, runtime, epsilon=epsilon, delta=delta, rows=rows, seed=seed, kind="documents"
+    )
     tuned = len(chosen) // 3
 
     def model(**inputs: NDArray[Any]) -> NDArray[np.float32]:

@@ -76,8 +76,7 @@ class Certificate:
 
     def to_dict(self) -> dict[str, Any]:
         """The certificate as its file has it, with its digest."""
-        values = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        return {**values, "digest": digest(values)}
+        return sealed({"format": FORMAT, "version": VERSION, **asdict(self)})
 
     def save(self, path: str | Path) -> None:
         """Writes the certificate whole or not at all."""
@@ -89,18 +88,28 @@ class Certificate:
         path = Path(path)
         if not path.is_file():
             raise ValueError(f"there is no certificate {path}; `apportion certify` writes one")
-        values = read_json(path)
-        if values.get("format") != FORMAT or values.get("version") != VERSION:
-            raise ValueError(f"{path} is not a certificate; `apportion certify` writes one")
-        said = values.pop("digest", None)
-        if said != digest(values):
-            raise ValueError(
-                f"{path} was edited or is damaged: its digest is another; certify anew"
-            )
+        refusal = "is not a certificate; `apportion certify` writes one"
+        values = read_sealed(path, format=FORMAT, version=VERSION, refusal=refusal)
         names = {one.name for one in fields(cls)}
         if set(values) - {"format", "version"} != names:
             raise ValueError(f"{path} is not a certificate of this version; certify anew")
         return cls(**{name: _frozen(name, values[name]) for name in names})
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of JSON with its own digest, which guards against accidents."""
+    return {**values, "digest": digest(values)}
+
+
+def read_sealed(path: Path, *, format: str, version: int, refusal: str) -> dict[str, Any]:
+    """What `sealed` made, with its digest checked; a file of another format is refused first."""
+    values = read_json(path)
+    if values.get("format") != format or values.get("version") != version:
+        raise ValueError(f"{path} {refusal}")
+    said = values.pop("digest", None)
+    if said != digest(values):
+        raise ValueError(f"{path} was edited or is damaged: its digest is another; certify anew")
+    return values
 
 
 def digest(values: Mapping[str, Any]) -> str:

@@ -68,16 +68,8 @@ def certify(
     epsilon, delta = check_promise(disagree_at_most, confidence)
     runtime = folder if isinstance(folder, Runtime) else Runtime(folder, threads=threads)
     check_whole(runtime)
-    distinct = list({plain(text): text for text in reversed(texts)}.values())[::-1]
-    check_texts(distinct, runtime.classes)
-    needed = texts_needed(epsilon, delta)
-    if min(rows, len(distinct)) < needed:
-        raise ValueError(
-            f"{min(rows, len(distinct)):,} different texts can't certify that at most {epsilon:g} "
-            f"of the answers differ with confidence {confidence:g}: at least {needed:,} are needed"
-        )
-    order = np.random.default_rng(seed).permutation(len(distinct))[:rows]
-    tuning, calibration = _split([distinct[n] for n in order])
+    drawn = draw_texts(texts, runtime, epsilon=epsilon, delta=delta, rows=rows, seed=seed)
+    tuning, calibration = _split(drawn)
     tuned = tune(runtime, tuning, epsilon=epsilon, batch=batch, progress=progress)
     encoded = runtime.tokenizer.encode(calibration)
     pool = answers_of(runtime, encoded, levels=tuned.levels, batch=batch, progress=progress)
@@ -132,6 +124,28 @@ def check_texts(texts: Sequence[str], classes: Sequence[str]) -> None:
         raise ValueError(
             f"the texts are labels, such as {texts[0]!r}; name the column of the texts with --text"
         )
+
+
+def draw_texts(
+    texts: Sequence[str],
+    runtime: Runtime,
+    *,
+    epsilon: float,
+    delta: float,
+    rows: int,
+    seed: int,
+    kind: str = "texts",
+) -> list[str]:
+    """Different texts in an order drawn by the seed; too few to certify anything are refused."""
+    distinct = list({plain(text): text for text in reversed(texts)}.values())[::-1]
+    check_texts(distinct, runtime.classes)
+    needed, have = texts_needed(epsilon, delta), min(rows, len(distinct))
+    if have < needed:
+        raise ValueError(
+            f"{have:,} different {kind} can't certify that at most {epsilon:g} of the answers "
+            f"differ with confidence {1.0 - delta:g}: at least {needed:,} are needed"
+        )
+    return [distinct[n] for n in np.random.default_rng(seed).permutation(len(distinct))[:rows]]
 
 
 def _split(texts: Sequence[str]) -> tuple[list[str], list[str]]:
