@@ -56,6 +56,27 @@ def test_load_is_for_this_machine_only():
         asyncio.run(fire("http://example.org/", []))
 
 
+def test_a_connection_that_the_server_closed_is_no_lost_request():
+    connections = []
+
+    async def answer_once(reader, writer):
+        connections.append(writer)
+        await reader.readuntil(b"\r\n\r\n")
+        body = b'{"apportion": {"budget": 1.0}, "data": []}'
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
+
+    async def run():
+        server = await asyncio.start_server(answer_once, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            shots = [Shot(str(n), 0.1 * n, {}, 1000.0) for n in range(3)]
+            return await fire(f"http://127.0.0.1:{port}/", shots)
+
+    assert [one.status for one in asyncio.run(run())] == [200] * 3
+    assert len(connections) == 3
+
+
 def hit(status=200, latency=0.01, number="a", lateness=0.0, **told):
     shot = Shot("a", 0.0, {}, 50.0)
     return Hit(shot, status, latency, lateness, number, {"budget": 1.0, **told})

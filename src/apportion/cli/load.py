@@ -41,7 +41,7 @@ def load(
     turns: Annotated[int, typer.Option(help="Turns of each arm.")] = 1,
     rows: Annotated[int, typer.Option(help="Texts in a request.")] = 1,
     patience: Annotated[
-        float, typer.Option(help="Deadline, as a multiple of a row's time at the whole budget.")
+        float, typer.Option(help="Deadline, as a multiple of a request's time at the whole budget.")
     ] = 4.0,
     arms: Annotated[
         str,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from apportion.cli.main import AsJson, app, err
+
+if TYPE_CHECKING:
+    from apportion.study.experiment import Experiment
 
 
 @app.command()
@@ -35,6 +38,13 @@ def run(
             help="Stages of the first so many seeds alone; the rest can follow later. "
             "\\[default: all]",
             min=1,
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Stages of these methods alone, with commas, and of those that they come from. "
+            "\\[default: all]",
         ),
     ] = None,
     engine: Annotated[
@@ -66,13 +76,14 @@ def run(
     from apportion.study.report.terminal import show
 
     if is_comparison(file):
-        if weights is None or seeds is not None or jobs != 1:
+        if weights is None or seeds is not None or methods is not None or jobs != 1:
             raise ValueError(
-                f"{file.name} compares runtimes: it takes --model CHECKPOINT, no --seeds or --jobs"
+                f"{file.name} compares runtimes: it takes --model CHECKPOINT, "
+                "no --seeds, --methods or --jobs"
             )
         _compare(file, weights, data=data, runs=runs, as_json=as_json)
         return
-    plan = read_experiment(file, data, weights).of_seeds(seeds)
+    plan = _asked(read_experiment(file, data, weights).of_seeds(seeds), methods)
     if check_engine(engine, address) and jobs != 1:
         raise ValueError("--jobs is for --engine local; Ray runs as many stages as it has CPUs")
     where = runs or Path("runs") / plan.name
@@ -169,6 +180,18 @@ def report(
             write_text(figures / f"{plan.name}-{picture.name}.svg", picture.svg())
     show(tables, as_json)
     err.print(f"report: {where}", highlight=False)
+
+
+def _asked(plan: Experiment, methods: str | None) -> Experiment:
+    """The methods of a plan that were asked for."""
+    if methods is None:
+        return plan
+    names = [name.strip() for name in methods.split(",")]
+    there = list(dict.fromkeys(stage.method for stage in plan.stages))
+    for name in names:
+        if name not in there:
+            raise ValueError(f"there is no method {name!r}; there are {', '.join(there)}")
+    return plan.of_methods(names)
 
 
 def _compare(

@@ -33,7 +33,7 @@ class LoadRecord(ServedRecord):
     seconds: Annotated[float, "length of the turn"]
     capacity: Annotated[float, "rows a second at the whole budget, measured before the turn"]
     small_capacity: Annotated[float, "rows a second at the smallest budget, measured likewise"]
-    deadline_ms: Annotated[float, "multiple of a row's median time at the whole budget"]
+    deadline_ms: Annotated[float, "multiple of a request's median time at the whole budget, alone"]
     mixed: Annotated[bool, "tiers at random; or all at the dearest"]
     results: Annotated[dict[str, Any], "counts, attainment, accuracy, budgets and latencies"]
     server: Annotated[dict[str, float], "rows by outcome, as the server counted them"]

@@ -27,6 +27,8 @@ from apportion.serving.server.replay import gaps
 MOST = 100_000  # requests of one run
 LONGEST = 600.0  # seconds of one run
 LATE_CLIENT = 0.005  # a client later than this at its 99th percentile measured itself
+_IDLE = 4.0  # seconds after which a connection is not used again; many servers hang up after five
+_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter, float]  # when it was used last
 
 
 @dataclass(frozen=True)
@@ -173,17 +175,19 @@ async def _one(pool: _Pool, shot: Shot, start: float, wait: float) -> Hit:
 
 
 class _Pool:
-    """Connections that stay open; one more is opened when none is free."""
+    """Connections that stay open; one more is opened when none is free.
+
+    A server hangs up on those that nobody used for a while, which is no loss of the next request:
+    as every client of HTTP does, it takes another connection.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._place = host, port
-        self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._free: list[_Connection] = []
 
     async def post(self, shot: Shot) -> tuple[int, str, dict[str, Any]]:
         """Status, id and body of the answer."""
-        reader, writer = (
-            self._free.pop() if self._free else await asyncio.open_connection(*self._place)
-        )
+        reader, writer, _ = await self._connection()
         try:
             body = json.dumps(shot.body).encode()
             head = (
@@ -200,13 +204,21 @@ class _Pool:
         except BaseException:
             writer.close()
             raise
-        self._free.append((reader, writer))
+        self._free.append((reader, writer, time.monotonic()))
         return int(answer[0].split()[1]), headers.get("x-request-id", ""), json.loads(found)
 
     def close(self) -> None:
         """Hangs up."""
-        for _, writer in self._free:
+        for _, writer, _ in self._free:
             writer.close()
+
+    async def _connection(self) -> _Connection:
+        while self._free:
+            reader, writer, used = self._free.pop()
+            if not reader.at_eof() and time.monotonic() - used < _IDLE:
+                return reader, writer, used
+            writer.close()
+        return *await asyncio.open_connection(*self._place), time.monotonic()
 
 
 def summarise(hits: Sequence[Hit]) -> dict[str, Any]:
