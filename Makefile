@@ -92,6 +92,9 @@ docs: $(VENV)/ready
 	cp runs/paper/report.md docs/paper-tables.md
 	$(BIN)/python docs/record_tables.py
 	$(BIN)/apportion report experiments/load/serving.jsonl --fill docs/serve.md > /dev/null
+	$(BIN)/apportion report experiments/certificates/certified.jsonl --fill docs/guarantee.md > /dev/null
+	$(BIN)/apportion report experiments/milliseconds/forecast.jsonl --fill docs/milliseconds.md > /dev/null
+	$(BIN)/apportion report experiments/ray/jobs.jsonl --fill docs/ray.md > /dev/null
 	$(BIN)/python docs/front_page.py
 	$(BIN)/python docs/reference_pages.py
 	$(BIN)/python docs/code_links.py

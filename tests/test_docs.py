@@ -18,7 +18,9 @@ from texts import CLUES, folder, rows, write
 from typer.main import get_command
 from virtual import TIERS, logits, model
 
-import apportion.study.serving_records  # noqa: F401 - makes its kinds known
+import apportion.study.certificate_records
+import apportion.study.ray_records
+import apportion.study.serving_records  # noqa: F401 - all three make their kinds known
 from apportion.cli import app
 from apportion.cli.running import results_of
 from apportion.serving.server.app import build_app
@@ -35,6 +37,7 @@ from apportion.study.report.markdown import fill
 from apportion.study.report.paper_page import PaperReport, markdown
 from apportion.study.report.paper_tables import sections_of
 from apportion.study.report.peer_tables import comparison_tables
+from apportion.study.report.promise_tables import promise_tables
 from apportion.study.report.serving_tables import STUDY, serving_tables
 from apportion.study.report.study_tables import study_tables
 
@@ -72,20 +75,31 @@ def test_every_table_of_a_comparison_is_the_one_that_the_records_give(file):
         assert fill(pages[page], plan.name, tables) == pages[page], "run `make docs`"
 
 
-def test_every_table_of_the_server_is_the_one_that_the_records_give():
-    page = HOME / "docs" / "serve.md"
-    found = records.read(HOME / "experiments" / "load" / "serving.jsonl")
+# Records that belong to no experiment, and the page that shows them.
+LOOSE = {
+    "load/serving.jsonl": ("serving", "serve.md"),
+    "certificates/certified.jsonl": ("certificates", "guarantee.md"),
+    "milliseconds/forecast.jsonl": ("milliseconds", "milliseconds.md"),
+    "ray/jobs.jsonl": ("ray", "ray.md"),
+}
+
+
+@pytest.mark.parametrize("file", LOOSE)
+def test_every_table_of_loose_records_is_the_one_that_the_records_give(file):
+    study, page = LOOSE[file]
+    found = records.read(HOME / "experiments" / file)
     for line in found:
         records.record_of(line)
-    text = page.read_text(encoding="utf-8")
-    filled = fill(text, STUDY, serving_tables(found))
-    assert filled == text, "apportion report experiments/load/serving.jsonl --fill docs/serve.md"
+    text = (HOME / "docs" / page).read_text(encoding="utf-8")
+    tables = {STUDY: serving_tables(found), **promise_tables(found)}[study]
+    assert fill(text, study, tables) == text, "run `make docs`"
 
 
 def test_every_marked_table_is_of_a_study_that_exists():
     compared = {read_comparison(file).name for file in COMPARISONS}
     studies = (read_experiment(file).name for file in STUDIES)
-    known = {"paper", "front", "serving", *compared, *studies}
+    loose = {study for study, _ in LOOSE.values()}
+    known = {"paper", "front", *loose, *compared, *studies}
     for page in PAGES:
         named = re.findall(r"<!-- table: ([\w-]+)/", page.read_text(encoding="utf-8"))
         assert set(named) <= known

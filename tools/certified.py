@@ -4,9 +4,9 @@ DATA has the folders ag_news, dbpedia14 and imdb; the checkpoints are those of `
 Every data set's test texts are split five times into rows that tune, rows that test the thresholds
 and rows that say what is true; each split is certified at 1 % and 2 %, for the nested checkpoint
 and for one whose budgets are its first layers (early exit by depth), run by torch and as exported
-files. Each measured point is one record in experiments/certificates; a run that was stopped goes on
-where it was. `--untimed` only writes the exported files and asks every level for its answers: that
-part takes most of the time, and does not mind a busy machine.
+files. Each measured point is one record in experiments/certificates/certified.jsonl; a run that was
+stopped goes on where it was. `--untimed` only writes the exported files and asks every level for
+its answers: that part takes most of the time, and does not mind a busy machine.
 
 `--train-depth` first makes the checkpoints of the second method: the same recipe, rows and teacher,
 with units in the order of their layers. That takes as long as training the nested ones.
@@ -25,6 +25,7 @@ import numpy as np
 
 import apportion.study.certificate_records  # noqa: F401 - makes its kinds known
 from apportion.data.rows import Row, open_text, plain, read_csv
+from apportion.elastic.checkpoint import load
 from apportion.files import write_bytes
 from apportion.serving.bench.timing import measure
 from apportion.serving.guarantees.cascade import Cascade, Pool, ask, ends_at, margins_of
@@ -94,7 +95,6 @@ def runtime_of(place: Place, name: str, method: str, kind: str) -> Runtime:
     folder = place.checkpoint(name, METHODS[method])
     if kind == "torch":
         return Runtime(folder)
-    from apportion.elastic.checkpoint import load
     from apportion.serving.runtime.exporting import export
 
     written = place.runs / "certified" / f"{name}-{method}-{kind}"
@@ -199,7 +199,7 @@ def run(place: Place, name: str, method: str, kind: str, *, draws: int) -> None:
     pool, seconds = answers_of(place, f"{name}-{method}-{kind}", runtime, texts)
     dense = place.checkpoint(name, "dense")
     eager = Runtime(dense) if kind == "int8" and dense.exists() else None
-    file = place.out / f"{name}.jsonl"
+    file, trained = place.out / "certified.jsonl", load(folder).notes
     for draw, epsilon in product(range(1, draws + 1), EPSILONS):
         key = {
             "stage": runtime.identity["weights"][:16],
@@ -217,7 +217,7 @@ def run(place: Place, name: str, method: str, kind: str, *, draws: int) -> None:
         record = {
             "kind": "certified",
             **key,
-            "seed": 7,
+            "seed": trained["seed"],
             "only": None,
             "data": name,
             "threads": runtime.threads,

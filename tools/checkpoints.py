@@ -20,7 +20,7 @@ METHODS = ("dense", "nested")
 ROOT = Path(__file__).parents[1]
 
 
-def make(data: Path, runs: Path) -> None:
+def make(data: Path, runs: Path, seed: int | None) -> None:
     """The checkpoints of one data set, under names that do not change: checkpoints/SET-METHOD."""
     import torch
     from rich.console import Console
@@ -32,13 +32,14 @@ def make(data: Path, runs: Path) -> None:
 
     torch.set_num_threads(1)
     study = STUDIES[data.name]
-    plan = read_experiment(ROOT / "experiments" / f"{study}.toml", data).of_seeds(1)
+    plan = read_experiment(ROOT / "experiments" / f"{study}.toml", data)
+    wanted = plan.seeds[0] if seed is None else seed
     task = None
     for method in METHODS:
         folder = runs / "checkpoints" / f"{data.name}-{method}"
         if has_checkpoint(folder):
             continue
-        (stage,) = plan.stages_of(method)
+        (stage,) = [one for one in plan.stages_of(method) if one.seed == wanted]
         task = task or stage.build_task()
         with training_bar(Console(stderr=True)) as bar:
             save(produce(stage, runs / study, progress=bar, task=task), folder)
@@ -50,9 +51,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path, help="the folder of the data sets, or one of them")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs")
+    parser.add_argument("--seed", type=int, help="another seed of the studies than their first")
     asked = parser.parse_args()
     if asked.data.name in STUDIES:
-        make(asked.data, asked.runs)
+        make(asked.data, asked.runs, asked.seed)
         return
     there = [name for name in STUDIES if (asked.data / name / "train.csv").exists()]
     for name in sorted(set(STUDIES) - set(there)):
@@ -61,6 +63,7 @@ def main() -> None:
 
     def run(name: str) -> int:
         command = [sys.executable, __file__, str(asked.data / name), "--runs", str(asked.runs)]
+        command += [] if asked.seed is None else ["--seed", str(asked.seed)]
         return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
 
     with ThreadPoolExecutor(2) as pool:

@@ -5,7 +5,8 @@
 Each round runs the job on a cluster of two nodes of this machine and kills -9 an actor, the driver
 or the second node at a moment drawn from the time that an undisturbed job takes. A driver that was
 killed is started again; a node that was killed is replaced. The file must then be the one of the
-undisturbed job: no row twice, none lost, the same answers. One JSON line per round, then a summary.
+undisturbed job: no row twice, none lost, the same answers. One record per round, which --out is
+given as well, then a summary.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from pathlib import Path
 
 import psutil
 from ray_cluster import Nodes, running
+
+import apportion.study.ray_records  # noqa: F401 - makes its kinds known
+from apportion.serving.runtime.session import Runtime
+from apportion.study import records
 
 VICTIMS = ("actor", "driver", "node")
 
@@ -91,7 +96,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--victims", nargs="+", default=VICTIMS, choices=VICTIMS)
     parser.add_argument("--patience", type=float, default=600.0, help="seconds for a job to end")
+    parser.add_argument("--subject", help="what the records call it; default: the texts' folder")
+    parser.add_argument("--out", type=Path, help="a file of records to append to")
     asked = parser.parse_args()
+    own = Runtime(asked.folder).identity
+    same_in_all = {
+        "kind": "ray_kill",
+        "subject": asked.subject or asked.texts.resolve().parent.name,
+        **{name: own[name] for name in ("weights", "runtime", "precision")},
+        "seed": asked.seed,
+    }
     draw = random.Random(asked.seed)
     wrong = 0
     with tempfile.TemporaryDirectory() as home, running(2, cpus=2) as cluster:
@@ -104,19 +118,33 @@ def main() -> None:
             out.unlink()
             victim = asked.victims[number % len(asked.victims)]
             driver = start(*run)
-            time.sleep(draw.uniform(0, seconds))
+            moment = draw.uniform(0, seconds)
+            time.sleep(moment)
             killed = driver.poll() is None and kill(victim, driver, cluster, draw)
             if victim == "driver" and killed:
                 driver.wait()
                 driver = start(*run)
-            said, _ = driver.communicate(timeout=asked.patience)
+            driver.communicate(timeout=asked.patience)
             while len(cluster.processes) < 2:
                 cluster.add()
             found = read(out) if out.exists() else []
             same = found == whole
             wrong += not same
-            facts = {"round": number, "victim": victim, "killed": killed, "same": same}
-            print(json.dumps(facts | {"rows": len(found), "said": said.strip()}), flush=True)
+            record = {
+                **same_in_all,
+                "round": number,
+                "victim": victim,
+                "moment": round(moment, 2),
+                "undisturbed": round(seconds, 2),
+                "killed": killed,
+                "rows": len(found),
+                "same": same,
+                **records.provenance(),
+            }
+            records.record_of(record)  # complains of one that is not of its kind
+            print(json.dumps(record), flush=True)
+            if asked.out:
+                records.append(asked.out, record)
     print(json.dumps({"rounds": asked.kills, "wrong": wrong, "seconds": round(seconds, 1)}))
     sys.exit(bool(wrong))
 

@@ -1,6 +1,6 @@
 """Rows per second of a batch job on Ray: two actors against one, and against two plain commands.
 
-    python tools/ray_throughput.py FOLDER texts.csv --repeats 7 --out experiments/results/ray.jsonl
+    python tools/ray_throughput.py FOLDER texts.csv --repeats 7 --out experiments/ray/jobs.jsonl
 
 The arms take turns: one actor, two actors, and two `predict` commands on half of the file each.
 Ray is started once, before anything is timed; what a job does from its start to its file counts.
@@ -19,10 +19,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import apportion.study.ray_records  # noqa: F401 - makes its kinds known
 from apportion.files import sha256
 from apportion.serving.batch.ray_batch import predict_on_ray
 from apportion.serving.batch.ray_cluster import connected
 from apportion.serving.bench.timing import median_interval
+from apportion.serving.runtime.session import Runtime
 from apportion.study import records
 
 ARMS = ("one actor", "two actors", "two commands")
@@ -69,8 +71,11 @@ def main() -> None:
     parser.add_argument("texts", type=Path, help="a CSV file with a header")
     parser.add_argument("--budget", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--subject", help="what the records call it; default: the texts' folder")
     parser.add_argument("--out", type=Path, help="a file of records to append to")
     asked = parser.parse_args()
+    own = Runtime(asked.folder).identity
+    identity = {name: own[name] for name in ("weights", "runtime", "precision")}
     seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
     with tempfile.TemporaryDirectory() as place, connected(cpus=2):
         home = Path(place)
@@ -95,7 +100,9 @@ def main() -> None:
         pairs = zip(seconds["two actors"], seconds[arm], strict=True)
         low, middle, high = _interval([other / two for two, other in pairs])
         facts = {
-            "kind": "ray throughput",
+            "kind": "ray_throughput",
+            "subject": asked.subject or asked.texts.resolve().parent.name,
+            **identity,
             "arm": arm,
             "rows": done.rows,
             "texts": sha256(asked.texts)[:16],
@@ -108,6 +115,7 @@ def main() -> None:
             "same_labels": same,
             **records.provenance(),
         }
+        records.record_of(facts)  # complains of one that is not of its kind
         print(facts)
         if asked.out:
             records.append(asked.out, facts)

@@ -97,7 +97,8 @@ def report(
     file: Annotated[
         Path,
         typer.Argument(
-            help="An experiment file, the folder of a training, or records of a server (.jsonl).",
+            help="An experiment file, the folder of a training, or other records (.jsonl): of a "
+            "server, of certificates, of forecasts, of jobs on Ray.",
             show_default=False,
         ),
     ],
@@ -144,6 +145,7 @@ def report(
     from apportion.study.report.markdown import fill_files
     from apportion.study.report.page import write_page
     from apportion.study.report.peer_tables import comparison_tables
+    from apportion.study.report.promise_tables import promise_tables
     from apportion.study.report.serving_tables import STUDY, serving_tables
     from apportion.study.report.study_tables import study_tables
     from apportion.study.report.terminal import show
@@ -157,9 +159,13 @@ def report(
         return
     file = file / "experiment.toml" if file.is_dir() else file
     if file.suffix == ".jsonl":
-        tables = serving_tables(records.read(file))
-        fill_files(into or (), STUDY, tables)
-        show([table for table in tables if table.note], as_json)
+        have = records.read(file)
+        of_study = {STUDY: serving_tables(have), **promise_tables(have)}
+        # A file has records of one study; the others' tables would only say that there are none.
+        written = {study: own for study, own in of_study.items() if any(one.note for one in own)}
+        for study, own in written.items():
+            fill_files(into or (), study, own)
+        show([one for own in written.values() for one in own if one.note], as_json)
         return
     if is_comparison(file):
         comparison = read_comparison(file)

@@ -8,7 +8,7 @@ from typing import Any
 
 from apportion.serving.bench.timing import median_interval
 from apportion.study.report.claim_tables import interval_of_mean
-from apportion.study.report.query import Records
+from apportion.study.report.query import Records, processors
 from apportion.study.report.table import Table
 
 STUDY = "serving"
@@ -25,13 +25,13 @@ def serving_tables(records: Records) -> list[Table]:
     small = [one for one in of["load"] if one["of"] == "small"]
     whole = [one for one in of["load"] if one["of"] == "whole" and not one["mixed"]]
     return [
-        _table("overload", "Overload", small, _overload_rows, _OVERLOAD),
-        _table("accuracy", "Accuracy under load", whole, _accuracy_rows, _ACCURACY),
-        _table("overhead", "Overhead", of["overhead"], _overhead_rows, _OVERHEAD),
-        _table("targets", "Targets in milliseconds", of["target"], _target_rows, _TARGETS),
-        _table("chaos", "Chaos", of["chaos"], _chaos_rows, _CHAOS),
-        _table("drain", "Ends", of["drain"], _drain_rows, _DRAIN),
-        _table("fuzz", "Spoilt requests", of["fuzz"], _fuzz_rows, _FUZZ),
+        table_of("overload", "Overload", small, _overload_rows, _OVERLOAD),
+        table_of("accuracy", "Accuracy under load", whole, _accuracy_rows, _ACCURACY),
+        table_of("overhead", "Overhead", of["overhead"], _overhead_rows, _OVERHEAD),
+        table_of("targets", "Targets in milliseconds", of["target"], _target_rows, _TARGETS),
+        table_of("chaos", "Chaos", of["chaos"], _chaos_rows, _CHAOS),
+        table_of("drain", "Ends", of["drain"], _drain_rows, _DRAIN),
+        table_of("fuzz", "Spoilt requests", of["fuzz"], _fuzz_rows, _FUZZ),
     ]
 
 
@@ -55,25 +55,29 @@ _DRAIN = "Busy: runnable processes per core before the server started."
 _FUZZ = "Wrong: 500s, tracebacks, errors of no shape, no answer."
 
 
-def _table(
+def table_of(
     name: str,
     title: str,
     records: Sequence[Record],
     rows_of: Callable[[Sequence[Record]], list[dict[str, str]]],
     note: str,
 ) -> Table:
+    """A table of records with what it was measured on; without records it says so."""
     rows = rows_of(records) if records else []
     if not rows:
         return Table(name, title, ("",), (("no record yet",),))
+    if traced := [one for one in records if "machine" in one]:
+        note += f" Measured on {processors(traced)}."
     return Table.of_rows(name, title, rows=rows, note=note)
 
 
-def _newest(records: Sequence[Record], *names: str) -> list[Record]:
+def newest(records: Sequence[Record], *names: str) -> list[Record]:
     """Of records that say the same, the newest."""
     return list({tuple(str(one[name]) for name in names): one for one in records}.values())
 
 
-def _grouped(records: Sequence[Record], *names: str) -> dict[tuple[Any, ...], list[Record]]:
+def grouped(records: Sequence[Record], *names: str) -> dict[tuple[Any, ...], list[Record]]:
+    """Records that say the same, together."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for one in records:
         groups.setdefault(tuple(one[name] for name in names), []).append(one)
@@ -81,7 +85,7 @@ def _grouped(records: Sequence[Record], *names: str) -> dict[tuple[Any, ...], li
 
 
 def _turns(records: Sequence[Record]) -> list[Record]:
-    found = _newest(records, "subject", "load", "arm", "turn")
+    found = newest(records, "subject", "load", "arm", "turn")
     return [one for one in found if not one["results"]["void"]]
 
 
@@ -103,7 +107,7 @@ def _violations(one: Record) -> int:
 
 def _overload_rows(records: Sequence[Record]) -> list[dict[str, str]]:
     rows = []
-    for (subject, load, arm), turns in _grouped(_turns(records), "subject", "load", "arm").items():
+    for (subject, load, arm), turns in grouped(_turns(records), "subject", "load", "arm").items():
         found = [one["results"] for one in turns]
         base = {
             one["turn"]: _violations(one)
@@ -139,8 +143,8 @@ def _right(one: Record) -> float:
 
 def _accuracy_rows(records: Sequence[Record]) -> list[dict[str, str]]:
     rows = []
-    for (subject, load), own in _grouped(_turns(records), "subject", "load").items():
-        arms = _grouped(own, "arm")
+    for (subject, load), own in grouped(_turns(records), "subject", "load").items():
+        arms = grouped(own, "arm")
         ladder = {one["turn"]: _right(one) for one in arms.get(("ladder",), [])}
         means = {arm: statistics.mean(map(_right, turns)) for (arm,), turns in arms.items()}
         static = sorted(a for a in means if a.startswith("static-"))
@@ -185,13 +189,13 @@ def _overhead_rows(records: Sequence[Record]) -> list[dict[str, str]]:
             "share of the bare loop's": f"{one['share']:.3f} "
             f"({one['low']:.3f} – {one['high']:.3f})",
         }
-        for one in _newest(records, "subject", "budget", "arm")
+        for one in newest(records, "subject", "budget", "arm")
     ]
 
 
 def _target_rows(records: Sequence[Record]) -> list[dict[str, str]]:
     good = [one for one in records if one["client_p99_ms"] <= _CLIENT_MS]
-    found = _newest(good, "subject", "load", "tokens", "target_ms")
+    found = newest(good, "subject", "load", "tokens", "target_ms")
     return [
         {
             "model": subject,
@@ -203,7 +207,7 @@ def _target_rows(records: Sequence[Record]) -> list[dict[str, str]]:
             "worst p95 over its target": f"{max(_p95_over(own)):.2f}",
             "requests": str(sum(one["requests"] for one in own)),
         }
-        for (subject, tokens, load), own in _grouped(found, "subject", "tokens", "load").items()
+        for (subject, tokens, load), own in grouped(found, "subject", "tokens", "load").items()
     ]
 
 
@@ -233,7 +237,7 @@ def _chaos_rows(records: Sequence[Record]) -> list[dict[str, str]]:
 
 def _drain_rows(records: Sequence[Record]) -> list[dict[str, str]]:
     rows = []
-    for (subject,), own in _grouped(_newest(records, "subject", "turn"), "subject").items():
+    for (subject,), own in grouped(newest(records, "subject", "turn"), "subject").items():
         whole = [one for one in own if one["answered"] == one["rows"]]
         rows.append(
             {
@@ -254,7 +258,7 @@ def _drain_rows(records: Sequence[Record]) -> list[dict[str, str]]:
 
 
 def _fuzz_rows(records: Sequence[Record]) -> list[dict[str, str]]:
-    found = _newest(records, "seed")
+    found = newest(records, "seed")
     statuses: dict[str, int] = {}
     for one in found:
         for status, count in one["statuses"].items():
