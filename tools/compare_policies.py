@@ -1,7 +1,8 @@
-"""Policies in virtual time, as records: `python tools/compare_policies.py --out policies.jsonl`.
+"""Policies in virtual time: `python tools/compare_policies.py --out …/load/serving.jsonl`.
 
-Two parts: short traces beside the clairvoyant optimum, and long ones beside SlackFit. Batches take
-what an affine forecast says, or a measured one (`--forecast FOLDER/forecast.json`).
+Two parts, each one record: short traces beside the clairvoyant optimum, and long ones beside
+SlackFit. Batches take what an affine forecast says, or a measured one (`--forecast
+FOLDER/forecast.json`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import apportion.study.serving_records  # noqa: F401 - makes its kinds known
 from apportion.serving.milliseconds.forecast import Forecast
 from apportion.serving.server.policy import Forecasting, Setting, Waiting, build_ladder, usual_worth
 from apportion.serving.server.replay import (
@@ -26,8 +28,9 @@ from apportion.serving.server.replay import (
 )
 from apportion.serving.server.rival_policies import NAMED
 from apportion.serving.server.terms import TIERS, Config
-from apportion.study.records import append, provenance
+from apportion.study import records
 
+_LONG = 300  # rows of a long trace
 LOADS, SPREADS = (0.8, 1.2, 2.0), (1.0, 2.0, 8.0, 23.0)
 
 
@@ -57,24 +60,38 @@ def main() -> None:
     known = dict(zip(levels, given.worth or usual_worth(levels), strict=True))
     found = [short(seed, given.rows, forecast, known) for seed in range(given.short)]
     found += [long(seed, forecast, known) for seed in range(given.long)]
-    for record in found:
+    subject = f"forecast of {given.forecast.parent.name}" if given.forecast else "a line"
+    for part, rows in (("short", given.rows), ("long", _LONG)):
+        own = [record for record in found if record["part"] == part]
+        if not own:
+            continue
+        record = {**summed(own), "part": part, "rows": rows, "subject": subject, "weights": ""}
+        record |= records.provenance()
+        records.record_of(record)  # complains of one that is not of its kind
+        print(record)
         if given.out:
-            append(given.out, {**record, **provenance()})
-    for kind in ("short", "long"):
-        show(kind, [record for record in found if record["part"] == kind])
+            records.append(given.out, record)
 
 
-def show(kind: str, found: list[dict[str, Any]]) -> None:
+def summed(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Means over the traces, and how often the ladder is at least as good as SlackFit."""
-    if not found:
-        return
-    for name in NAMED:
-        worth = statistics.fmean(record["value"][name] for record in found)
-        met = statistics.fmean(record["attainment"][name] for record in found)
-        print(f"{kind}: {name:9} worth {worth:.4f}  in time {met:.4f}")
-    for what in ("value", "attainment", "dearest"):
-        wins = sum(r[what]["ladder"] >= r[what]["slackfit"] - 1e-9 for r in found)
-        print(f"{kind}: ladder at least SlackFit in {what}: {wins} of {len(found)}")
+
+    def means(what: str) -> dict[str, float]:
+        return {name: round(statistics.fmean(r[what][name] for r in found), 5) for name in NAMED}
+
+    def wins(what: str) -> float:
+        good = sum(r[what]["ladder"] >= r[what]["slackfit"] - 1e-9 for r in found)
+        return round(good / len(found), 5)
+
+    return {
+        "kind": "policies",
+        "traces": len(found),
+        "worth": means("value"),
+        "in_time": means("attainment"),
+        "worth_as_slackfit": wins("value"),
+        "in_time_as_slackfit": wins("attainment"),
+        "dearest_as_slackfit": wins("dearest"),
+    }
 
 
 def setting_of(forecast: Forecasting, known: dict[float, float], batch: int) -> Setting:
@@ -107,24 +124,14 @@ def short(seed: int, rows: int, forecast: Forecasting, known: dict[float, float]
     setting = setting_of(forecast, known, batch=2)
     arrivals = trace(rows, seed, setting)
     best = optimum(arrivals, setting=setting, worth=known.__getitem__)
-    return {
-        "kind": "policy",
-        "part": "short",
-        "seed": seed,
-        **measured(arrivals, setting, known, best),
-    }
+    return {"part": "short", **measured(arrivals, setting, known, best)}
 
 
 def long(seed: int, forecast: Forecasting, known: dict[float, float]) -> dict[str, Any]:
     """A trace too long for an optimum."""
     setting = setting_of(forecast, known, batch=32)
-    arrivals = trace(300, seed, setting)
-    return {
-        "kind": "policy",
-        "part": "long",
-        "seed": seed,
-        **measured(arrivals, setting, known, None),
-    }
+    arrivals = trace(_LONG, seed, setting)
+    return {"part": "long", **measured(arrivals, setting, known, None)}
 
 
 def measured(

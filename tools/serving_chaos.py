@@ -134,11 +134,14 @@ class Clients:
                     await asyncio.wait_for(asked, self.draw.uniform(0.0, 0.2))
                 return True
             status, came_back, answer = await asked
-        except (OSError, EOFError, ValueError):
+        except ConnectionRefusedError:
             if self.ending:  # the port is closed
                 self.count.refused += 1
             else:
                 self.count.lost += 1
+            return True
+        except (OSError, EOFError, ValueError):
+            self.count.lost += 1  # it was connected, and got no answer
             return True
         finally:
             self.open -= 1

@@ -39,7 +39,7 @@ import apportion.study.serving_records  # noqa: F401 - makes its kinds known
 from apportion.serving.bench.timing import median_interval
 from apportion.serving.guarantees.cascade import ask
 from apportion.serving.runtime.session import Runtime
-from apportion.serving.server.open_loop import Shot, fire, send_times, summarise
+from apportion.serving.server.open_loop import LATE_CLIENT, Shot, fire, send_times, summarise
 from apportion.study import records
 from apportion.study.load_arms import LoadPlan, run_load
 from apportion.study.server_process import ServerProcess
@@ -83,6 +83,9 @@ class Job:
         """How many records of a kind there are that say so."""
         facts = {"subject": self.subject, **facts}
         found = [one for one in records.read(self.out) if one.get("kind") == kind]
+        # What a late client measured is measured again.
+        found = [one for one in found if not one.get("results", {}).get("void")]
+        found = [one for one in found if one.get("client_p99_ms", 0.0) <= 1000 * LATE_CLIENT]
         return sum(all(one.get(k) == v for k, v in facts.items()) for one in found)
 
     def note(self, kind: str, **fields: Any) -> None:

@@ -154,6 +154,8 @@ def test_run_takes_the_file_that_train_wrote(trained, capsys):
         (["run", "HOME"], "directory"),
         (["bench", "CHECKPOINT", "--repeats", "3"], "at least 5 repeats"),
         (["run", "HOME/none.toml"], "there is no experiment file"),
+        (["run", "STUDY", "--methods", "none"], "there is no method 'none'; there are"),
+        (["run", "STUDY", "--parts", "times"], "of a comparison of runtimes, and"),
         (["train", "--text", "body"], "say where they are with --data"),
         (["train", "--model", "minilm"], "say where those are with --data"),
         (["train", "--model", "minilm", "--data", "HOME", "--heads", "2"], "has its own layers"),
@@ -166,7 +168,9 @@ def test_run_takes_the_file_that_train_wrote(trained, capsys):
 def test_a_mistake_is_one_sentence_and_exit_code_2(trained, capsys, tmp_path, words, says):
     home, _ = trained
     words = [
-        w.replace("CHECKPOINT", str(home / "checkpoint")).replace("HOME", str(tmp_path))
+        w.replace("CHECKPOINT", str(home / "checkpoint"))
+        .replace("STUDY", str(home / "experiment.toml"))
+        .replace("HOME", str(tmp_path))
         for w in words
     ]
     code, out, err = run(capsys, *words)

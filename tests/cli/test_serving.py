@@ -17,10 +17,13 @@ from pathlib import Path
 
 import pytest
 from commands import run
+from nested_texts import nested_checkpoint
 from small_export import write_export
 from texts import CLUES
 from written_forecast import write_forecast
 
+from apportion.elastic.checkpoint import save
+from apportion.serving.runtime.session import Runtime
 from apportion.serving.server.keys import digest_of
 
 
@@ -171,14 +174,20 @@ def test_a_server_answers_swaps_survives_a_bad_swap_and_drains(serving):
 @pytest.mark.slow
 def test_sigterm_under_load_loses_nobody(serving):
     server, _ = serving("grace_s = 10")
-    replies, lock = [], threading.Lock()
+    replies, lock, ending = [], threading.Lock(), threading.Event()
 
     def client(number):
         for n in range(200):
+            if ending.is_set():
+                return  # what is asked from now on may find the port closing
             try:
                 status, answer = server.ask(body={"input": [f"goal {number} {n}"] * 4})
-            except (urllib.error.URLError, ConnectionError):
-                return  # it listens no more
+            except urllib.error.URLError as error:
+                assert isinstance(error.reason, ConnectionRefusedError), error  # it listens no more
+                return
+            except ConnectionError as error:  # it took the connection, and gave no answer
+                replies.append((0, error))
+                return
             with lock:
                 replies.append((status, answer))
             if status != 200:
@@ -188,6 +197,7 @@ def test_sigterm_under_load_loses_nobody(serving):
     for one in clients:
         one.start()
     time.sleep(1.0)
+    ending.set()
     server.process.send_signal(signal.SIGTERM)
     for one in clients:
         one.join(60)
@@ -213,3 +223,53 @@ def test_keys_open_a_server_and_the_curl_line_of_the_help_works(serving, tmp_pat
     line = line.replace("http://127.0.0.1:8000", server.url)
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
     assert json.loads(done.stdout)["service_tier"] == "balanced", done
+
+
+@pytest.mark.slow
+def test_sighup_reads_keys_grace_and_name_again_and_never_opens_an_address(serving, tmp_path):
+    def write(*keys):
+        lines = [f"{digest_of(key)} {key} low-cost -\n" for key in keys]
+        (tmp_path / "keys").write_text("".join(lines))
+        (tmp_path / "keys").chmod(0o600)
+
+    def status(key):
+        headers = {"Authorization": f"Bearer {key}"}
+        return server.ask(body={"input": "a"}, headers=headers)[0]
+
+    def swap(text, says):
+        config(tmp_path, "[machine]\nthreads = 1\n" + text)
+        server.said.clear()
+        server.process.send_signal(signal.SIGHUP)
+        return server.wait_for(says)
+
+    write("ann")
+    keys = '[keys]\nfile = "keys"\n'
+    server, _ = serving(keys, "--host", "0.0.0.0")
+    server.url = server.url.replace("0.0.0.0", "127.0.0.1")
+    assert (status("ann"), status("bob")) == (200, 401)
+    write("bob")
+    swap("grace_s = 3\n" + keys + '[model]\nname = "other"\n', "swapped: requests")
+    assert (status("ann"), status("bob")) == (401, 200)
+    told = server.ask("/v1/models", headers={"Authorization": "Bearer bob"})[1]
+    assert told["data"][0]["id"] == "other"
+    assert "there are no keys" in swap("", "not swapped")
+    assert (status("ann"), status("bob")) == (401, 200)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_calibrated_at_its_start_and_served_by_views(tmp_path):
+    save(nested_checkpoint(tmp_path), tmp_path / "checkpoint")
+    folder = tmp_path / "checkpoint"
+    assert not (folder / "forecast.json").exists()
+    server = Server(folder, "--config", config(tmp_path, "[machine]\nthreads = 1\n"))
+    try:
+        assert (folder / "forecast.json").is_file()
+        texts = ["goal match league", "a", "market shares fall"]
+        runtime = Runtime(folder, threads=1)
+        for budget in (0.25, 1.0):
+            status, answer = server.ask(body={"input": texts, "budget": budget})
+            labels = [row["label"] for row in answer["data"]]
+            assert status == 200 and answer["apportion"]["budget"] == budget
+            assert labels == [label for label, _ in runtime.predict(texts, budget=budget)]
+    finally:
+        assert server.end() == 0

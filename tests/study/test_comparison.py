@@ -225,6 +225,21 @@ def test_other_data_than_the_subjects_is_refused(home, capsys, tmp_path):
     assert not list(tmp_path.glob("results/*"))
 
 
+def test_parts_that_were_asked_for_are_measured_alone(home, capsys, monkeypatch, tmp_path):
+    place, _ = home
+    file = tmp_path / "small.toml"
+    file.write_text((place / "small.toml").read_text())
+    asked = []
+    for name in ("answers", "memory", "switching", "throughput", "times"):
+        measure = f"apportion.study.comparison.measure_{name}"
+        monkeypatch.setattr(measure, lambda *_, name=name, **__: asked.append(name) or [])
+    words = ("run", str(file), "--model", str(place / "checkpoint"), "--runs", str(tmp_path / "w"))
+    assert run(capsys, *words, "--parts", "answers, memory")[0] == 0
+    assert sorted(asked) == ["answers", "memory"]
+    code, _, said = run(capsys, *words, "--parts", "speed")
+    assert code == 2 and "has the parts times, switching" in " ".join(said.split())
+
+
 @pytest.mark.slow
 def test_the_command_measures_every_arm_once_and_fills_the_page(home, capsys, monkeypatch):
     """Also in a run that is started again: what has its records is not measured twice."""

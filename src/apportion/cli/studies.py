@@ -47,6 +47,13 @@ def run(
             "\\[default: all]",
         ),
     ] = None,
+    parts: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a comparison of runtimes, parts alone, with commas: times, switching and "
+            "throughput need an idle machine, memory and answers do not. \\[default: all]",
+        ),
+    ] = None,
     engine: Annotated[
         str,
         typer.Option(help="Where stages run: local, or ray for a cluster of Ray, each on a CPU."),
@@ -81,8 +88,10 @@ def run(
                 f"{file.name} compares runtimes: it takes --model CHECKPOINT, "
                 "no --seeds, --methods or --jobs"
             )
-        _compare(file, weights, data=data, runs=runs, as_json=as_json)
+        _compare(file, weights, data=data, runs=runs, parts=parts, as_json=as_json)
         return
+    if parts is not None:
+        raise ValueError(f"--parts are of a comparison of runtimes, and {file.name} is none")
     plan = _asked(read_experiment(file, data, weights).of_seeds(seeds), methods)
     if check_engine(engine, address) and jobs != 1:
         raise ValueError("--jobs is for --engine local; Ray runs as many stages as it has CPUs")
@@ -201,11 +210,17 @@ def _asked(plan: Experiment, methods: str | None) -> Experiment:
 
 
 def _compare(
-    file: Path, checkpoint: Path, *, data: Path | None, runs: Path | None, as_json: bool
+    file: Path,
+    checkpoint: Path,
+    *,
+    data: Path | None,
+    runs: Path | None,
+    parts: str | None,
+    as_json: bool,
 ) -> None:
     """Runs a comparison of runtimes for one checkpoint, and shows its tables."""
     from apportion.cli.running import results_of
-    from apportion.study.comparison import read_comparison, run_comparison
+    from apportion.study.comparison import PARTS, read_comparison, run_comparison
     from apportion.study.report.peer_tables import comparison_tables
     from apportion.study.report.terminal import show
 
@@ -221,6 +236,7 @@ def _compare(
         data=data,
         work=runs or Path("runs") / plan.name,
         results=results_of(file),
+        parts=PARTS if parts is None else [name.strip() for name in parts.split(",")],
         watch=watch,
     )
     show([table for table in comparison_tables(plan, have) if table.rows], as_json)

@@ -152,10 +152,15 @@ def _checked(plan: Comparison) -> Comparison:
     return plan
 
 
+# Times, switching and throughput need an idle machine; memory and answers do not mind company.
+PARTS = ("times", "switching", "throughput", "memory", "answers")
+
+
 @dataclass(frozen=True)
 class Part:
     """A piece of the work whose records are written together; then it is done."""
 
+    name: str  # one of PARTS
     words: str
     kind: str
     measure: Callable[[], Sequence[ComparedRecord]]
@@ -174,16 +179,20 @@ def run_comparison(
     data: Path | None,
     work: Path,
     results: Path,
+    parts: Sequence[str] = PARTS,
     watch: Callable[[str, int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Measures a checkpoint in every way, and appends to the records what they lack.
 
     Files that arms read are written into `work` once. A killed run goes on where it was.
     """
+    for name in parts:
+        if name not in PARTS:
+            raise ValueError(f"a comparison has the parts {', '.join(PARTS)}, not {name!r}")
     subject = _subject(plan, checkpoint, data, work)
     with holding(work, results):
         for part in _parts(plan, subject, watch):
-            if not part.is_done(records.read(results)):
+            if part.name in parts and not part.is_done(records.read(results)):
                 if watch:
                     watch(part.words, 0, 1)
                 records.append(results, *(record.to_dict() for record in part.measure()))
@@ -201,6 +210,7 @@ def _parts(
             words = f"{shape}, {threads} thread{'s' * (threads > 1)}"
             parts.append(
                 Part(
+                    "times",
                     words,
                     "peer_latency",
                     _timing(plan, subject, shape, threads, words, watch),
@@ -211,18 +221,26 @@ def _parts(
         *parts,
         Part(
             "switching",
+            "switching",
             "peer_switching",
             lambda: measure_switching(subject, size_of(plan.smallest), repeats=plan.repeats),
             own,
         ),
         Part(
             "throughput",
+            "throughput",
             "peer_throughput",
             lambda: measure_throughput(subject, batch=plan.batch, repeats=plan.grouped_repeats),
             own,
         ),
-        Part("memory", "peer_memory", lambda: measure_memory(subject), own),
-        Part("answers", "peer_answers", lambda: measure_answers(subject, batch=plan.batch), own),
+        Part("memory", "memory", "peer_memory", lambda: measure_memory(subject), own),
+        Part(
+            "answers",
+            "answers",
+            "peer_answers",
+            lambda: measure_answers(subject, batch=plan.batch),
+            own,
+        ),
     ]
 
 

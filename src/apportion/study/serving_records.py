@@ -132,3 +132,21 @@ class FuzzRecord(ComparedRecord):
     statuses: Annotated[dict[str, int], "answers by their status"]
     wrong: Annotated[int, "500s, tracebacks, errors of no shape, and no answer within a minute"]
     deaths: Annotated[int, "of the worker"] = ABSENT
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoliciesRecord(ComparedRecord):
+    """Policies on the same traces in virtual time: no server runs, so there is no noise.
+
+    `subject` says how long batches take: by a line, or by the forecast of a folder.
+    """
+
+    kind: ClassVar[str] = "policies"
+    part: Annotated[str, "`short`, beside what one who knows the future could do; or `long`"]
+    traces: Annotated[int, "that were replayed; tiers, lengths, loads and bursts differ"]
+    rows: Annotated[int, "of a trace"]
+    worth: Annotated[dict[str, float], "by policy: of the best possible, or of all rows whole"]
+    in_time: Annotated[dict[str, float], "by policy: share of the rows"]
+    worth_as_slackfit: Annotated[float, "share of the traces where the ladder's is at least that"]
+    in_time_as_slackfit: Annotated[float, "likewise, of rows in time"]
+    dearest_as_slackfit: Annotated[float, "likewise, of the worth of the dearest tier's answers"]

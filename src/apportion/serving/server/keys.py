@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from apportion.serving.server.terms import Refusal
+from apportion.serving.server.terms import Config, Refusal
 
 _BURST = 10.0  # seconds of its rate that a key may spend at once
 
@@ -76,6 +76,13 @@ def _key(parts: list[str], where: str, tiers: Collection[str]) -> Key:
     if number is not None and not 0.0 < number < float("inf"):
         raise ValueError(f"{where}: the rate is a number above 0 or -, not {rate!r}")
     return Key(digest, name, named, number)
+
+
+def keyring_of(config: Config) -> Keyring | None:
+    """The keys of a configuration; None where anybody may ask."""
+    if config.keys is None:
+        return None
+    return Keyring(read_keys(config.keys, [tier.name for tier in config.tiers]))
 
 
 class Keyring:

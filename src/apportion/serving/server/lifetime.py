@@ -19,7 +19,7 @@ from apportion.extras import missing
 from apportion.files import first_line
 from apportion.serving.server.admitted import Model
 from apportion.serving.server.engine import ServingEngine, load_model
-from apportion.serving.server.keys import Keyring, read_keys
+from apportion.serving.server.keys import keyring_of
 from apportion.serving.server.promise import UNPROMISED, Promise
 from apportion.serving.server.terms import Config
 
@@ -48,18 +48,23 @@ def run_server(
 
     `watching` shows how far a calibration is, if there has to be one.
     """
-    config = read_config()
-    if not _is_loopback(host) and config.keys is None and not anyone:
-        raise ValueError(
-            f"{host} can be reached from elsewhere, and there are no keys: give [keys] a file in "
-            "the configuration, or say --open"
-        )
+
+    def read_safe() -> Config:
+        config = read_config()
+        if not _is_loopback(host) and config.keys is None and not anyone:
+            raise ValueError(
+                f"{host} can be reached from elsewhere, and there are no keys: give [keys] a file "
+                "in the configuration, or say --open"
+            )
+        return config
+
+    config = read_safe()
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
     with _bound(host, port) as bound:
         # Or a thread that computes keeps the event loop waiting for 5 ms at a time.
         sys.setswitchinterval(5e-4)
-        _Lifetime(folder, read_config, config, bound, quiet, tell).run(watching)
+        _Lifetime(folder, read_safe, config, bound, quiet, tell).run(watching)
 
 
 class _Lifetime:
@@ -86,14 +91,13 @@ class _Lifetime:
         self, watching: Callable[[], AbstractContextManager[Callable[[int, int], None] | None]]
     ) -> None:
         """Loads the model and serves it until a signal."""
-        keys = self.config.keys
-        names = [tier.name for tier in self.config.tiers]
-        keyring = None if keys is None else Keyring(read_keys(keys, names))
+        keyring = keyring_of(self.config)
         with watching() as progress:
             model = load_model(self.folder, self.config, progress=progress)
         self.engine = ServingEngine(model)
         name = self.config.name or self.folder.resolve().name.replace(":", "-") or "model"
         app = build_app(self.engine, name=name, keyring=keyring)
+        self.service = app.state.service
         settings = uvicorn.Config(
             app,
             log_config=None,
@@ -125,8 +129,11 @@ class _Lifetime:
         self.swapping = True
         try:
             config = self.read_config()
+            keyring = keyring_of(config)
             model = await asyncio.to_thread(load_model, self.folder, config)
             self.engine.swap(model)
+            self.config, self.service.keyring = config, keyring
+            self.service.name = config.name or self.service.name
             self.tell("swapped: requests from now on are answered by the new model")
             _tell_promise(model, self.tell)
         except Exception as error:  # whatever it is, there is a model that works

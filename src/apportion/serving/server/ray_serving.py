@@ -19,7 +19,7 @@ from apportion.serving.server.admitted import Model
 from apportion.serving.server.app import build_app
 from apportion.serving.server.configuration import config_of
 from apportion.serving.server.engine import ServingEngine, load_model, setting_of
-from apportion.serving.server.keys import Keyring, read_keys
+from apportion.serving.server.keys import keyring_of
 from apportion.serving.server.terms import Capacity, Config
 
 NAME = "apportion"  # of the application
@@ -56,9 +56,7 @@ class Replica:
             model = await asyncio.to_thread(load_model, Path(folder), config)
         else:
             model = with_config(self.engine.queue.model, config)
-        keyring = None
-        if config.keys is not None:
-            keyring = Keyring(read_keys(config.keys, [tier.name for tier in config.tiers]))
+        keyring = keyring_of(config)
         self.engine.swap(model)
         self.folder = folder
         service = self._application.state.service
