@@ -241,6 +241,23 @@ def test_parts_that_were_asked_for_are_measured_alone(home, capsys, monkeypatch,
 
 
 @pytest.mark.slow
+def test_bench_times_a_checkpoint_beside_its_peers(home, capsys, monkeypatch):
+    place, subject = home
+    monkeypatch.setenv("PATH", "")  # so there is no compiler, and one arm less
+    checkpoint = str(place / "checkpoint")
+    words = ("bench", checkpoint, "--peers", "--batch", "2", "--repeats", "5")
+    code, out, said = run(capsys, *words, "--json")
+    assert code == 0, said
+    found = json.loads(out)
+    timed = {(r["arm"], r["level"]) for r in found if r["kind"] == "peer_latency"}
+    assert {("file-int8", level) for level in subject.files.levels} <= timed
+    assert ("onnxruntime-int8", 1.0) in timed and {r["rows"] for r in found if "rows" in r} == {2}
+    assert "torch-compiled" in {r["arm"] for r in found if r["kind"] == "peer_left_out"}
+    code, _, said = run(capsys, *words, "-b", "0.5")
+    assert code == 2 and "at the levels that its export has" in " ".join(said.split())
+
+
+@pytest.mark.slow
 def test_the_command_measures_every_arm_once_and_fills_the_page(home, capsys, monkeypatch):
     """Also in a run that is started again: what has its records is not measured twice."""
     place, subject = home

@@ -232,6 +232,14 @@ def bench(
     batch: Annotated[int, typer.Option(help="Rows in a call.")] = 64,
     repeats: Annotated[int, typer.Option(help="Timed calls of each arm.")] = 41,
     threads: Annotated[int, typer.Option(help="Threads of torch or ONNX Runtime.")] = 1,
+    peers: Annotated[
+        bool,
+        typer.Option(
+            "--peers",
+            help="Beside the ways in which others would run it: torch eager and compiled, ONNX "
+            "Runtime and OpenVINO, dense and int8; its own exported file in both precisions.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Time a checkpoint at each budget: uncut, soft, hard mask, skipping and cut, taking turns.
@@ -255,6 +263,11 @@ def bench(
 
     if batch < 1:
         raise ValueError(f"batch must be at least 1, not {batch}")
+    if peers:
+        if is_export(folder) or budget:
+            raise ValueError("--peers is of a checkpoint, at the levels that its export has")
+        _bench_peers(folder, data, batch, repeats, threads, as_json)
+        return
     if is_export(folder):
         measured = bench_export(folder, budget, data, batch=batch, repeats=repeats, threads=threads)
     else:
@@ -268,6 +281,35 @@ def bench(
         print_json(measured)
     else:
         show([latency_table(measured)])
+
+
+def _bench_peers(
+    checkpoint: Path, data: Path | None, rows: int, repeats: int, threads: int, as_json: bool
+) -> None:
+    """Every way to run a checkpoint, timed in turns; their files are not kept."""
+    import tempfile
+
+    from apportion.study.comparison import compare_once
+    from apportion.study.report.peer_tables import comparison_tables
+    from apportion.study.report.terminal import print_json, show
+    from apportion.training.progress import working_bar
+
+    with tempfile.TemporaryDirectory() as work, working_bar("bench", err) as bar:
+        plan, measured = compare_once(
+            checkpoint,
+            data=data,
+            rows=rows,
+            repeats=repeats,
+            threads=threads,
+            work=Path(work),
+            progress=bar,
+        )
+    if as_json:
+        print_json(measured)
+        return
+    shown = ("speed-", "beside-", "left-out")
+    tables = comparison_tables(plan, measured)
+    show([table for table in tables if table.rows and table.name.startswith(shown)])
 
 
 def _with_task(checkpoint: Path, data: Path | None) -> tuple[Elastic, Task]:

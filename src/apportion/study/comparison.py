@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -189,7 +189,7 @@ def run_comparison(
     for name in parts:
         if name not in PARTS:
             raise ValueError(f"a comparison has the parts {', '.join(PARTS)}, not {name!r}")
-    subject = _subject(plan, checkpoint, data, work)
+    subject = _named(plan, _subject(checkpoint, data, work, max(plan.threads)))
     with holding(work, results):
         for part in _parts(plan, subject, watch):
             if part.name in parts and not part.is_done(records.read(results)):
@@ -275,8 +275,42 @@ def size_of(shape: str) -> tuple[int, int]:
     return int(rows), int(tokens)
 
 
-def _subject(plan: Comparison, checkpoint: Path, data: Path | None, work: Path) -> Subject:
-    """The checkpoint with the test rows of its data, which the plan has to know."""
+def compare_once(
+    checkpoint: Path,
+    *,
+    data: Path | None,
+    rows: int,
+    repeats: int,
+    threads: int,
+    work: Path,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Comparison, list[dict[str, Any]]]:
+    """One call of so many rows of the whole length in every way, and the plan that it is of."""
+    subject = _subject(checkpoint, data, work, threads)
+    shape = f"{rows} x {subject.words.length}"
+    plan = Comparison(
+        name="bench",
+        title="Ways to run a checkpoint",
+        subjects={subject.name: subject.data},
+        shapes=(shape,),
+        threads=(threads,),
+        repeats=repeats,
+        grouped_rows=0,
+    )
+    timed = measure_times(
+        subject,
+        [subject.filled(*size_of(shape))],
+        shape=shape,
+        threads=threads,
+        repeats=repeats,
+        progress=progress,
+        left_out=True,
+    )
+    return plan, [record.to_dict() for record in timed]
+
+
+def _subject(checkpoint: Path, data: Path | None, work: Path, threads: int) -> Subject:
+    """The checkpoint with the test rows of its data."""
     loaded = load(checkpoint)
     if loaded.require_elastic().form != "nested" or loaded.words is None:
         raise ValueError(f"{checkpoint} is no nested checkpoint of texts; only those have one file")
@@ -284,17 +318,22 @@ def _subject(plan: Comparison, checkpoint: Path, data: Path | None, work: Path) 
     spec = task_of(loaded.notes["task"], data)
     assert isinstance(spec, Text), "a checkpoint with a tokenizer is of texts"
     digest = read_source(spec.folder or spec.data, spec.text, spec.label).digest()
-    names = [name for name, own in plan.subjects.items() if own == digest]
-    if not names:
-        known = ", ".join(f"{name} ({own})" for name, own in plan.subjects.items())
-        raise ValueError(f"the data has digest {digest}, and the comparison is of {known}")
     weights = weights_digest(loaded.model)
     texts = list(task.train.texts or ())
     return Subject(
-        name=names[0],
+        name=checkpoint.resolve().name,
         weights=weights,
         data=digest,
         files=PeerFiles(loaded, work / weights, texts),
         task=MeasuredRows("all").of(spec, task),
-        threads=max(plan.threads),
+        threads=threads,
     )
+
+
+def _named(plan: Comparison, subject: Subject) -> Subject:
+    """The subject as the plan, which has to know its data, calls it."""
+    names = [name for name, own in plan.subjects.items() if own == subject.data]
+    if not names:
+        known = ", ".join(f"{name} ({own})" for name, own in plan.subjects.items())
+        raise ValueError(f"the data has digest {subject.data}, and the comparison is of {known}")
+    return replace(subject, name=names[0])

@@ -16,7 +16,7 @@ from apportion.data.tokenizer import Tokenizer
 from apportion.serving.bench.energy import joules_per_call, read_counters
 from apportion.serving.bench.footprint import can_measure, measure_footprint
 from apportion.serving.bench.peer_files import PeerFiles, graph_of
-from apportion.serving.bench.peers import NAMED, Setting, build_peers
+from apportion.serving.bench.peers import NAMED, Built, Setting, build_peers
 from apportion.serving.bench.throughput import time_predictions
 from apportion.serving.bench.timing import compare_times, measure, take_times, using_threads
 from apportion.serving.runtime.prediction import Answering, batches_of
@@ -117,9 +117,14 @@ def measure_answers(
                     alone=alone,
                 )
             )
-    for name, reason in built.left_out.items():
-        found.append(PeerLeftOutRecord(**subject.traced, arm=name, reason=reason))
-    return found
+    return found + _left_out(subject, built)
+
+
+def _left_out(subject: Subject, built: Built) -> list[ComparedRecord]:
+    return [
+        PeerLeftOutRecord(**subject.traced, arm=name, reason=reason)
+        for name, reason in built.left_out.items()
+    ]
 
 
 def answer_rows(
@@ -222,8 +227,12 @@ def measure_times(
     warmup: int = 3,
     names: Sequence[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    left_out: bool = False,
 ) -> list[ComparedRecord]:
-    """How long each arm takes for some calls; arms take turns call by call."""
+    """How long each arm takes for some calls; arms take turns call by call.
+
+    `left_out` adds why the arms that are missing are, which answers say as well.
+    """
     one_shape = len({inputs["input_ids"].shape for inputs in calls}) == 1
     built = build_peers(subject.files, Setting(threads, one_shape), names=names)
     arms = {
@@ -240,7 +249,7 @@ def measure_times(
     rows = sum(len(inputs["input_ids"]) for inputs in calls)
     tokens = sum(inputs["input_ids"].size for inputs in calls) / rows
     joules = _joules(arms, rows, threads)
-    return [
+    found: list[ComparedRecord] = [
         PeerLatencyRecord(
             **subject.traced,
             arm=name,
@@ -258,6 +267,7 @@ def measure_times(
         )
         for name, level in built.arms
     ]
+    return found + (_left_out(subject, built) if left_out else [])
 
 
 def _joules(
