@@ -106,8 +106,8 @@ def test_a_stage_may_read_the_same_rows_in_its_own_way(tmp_path):
     ("change", "complaint"),
     [
         (("tail = 7 }", "tail = 10 }"), "tail must be 1 to 9 of 10 tokens"),
-        (("tail = 7 }", "train = 7 }"), "no train; length, tail|train"),
-        (("task = {", 'teacher = "dense"\ntask = {'), "reads other tokens of a text"),
+        (("tail = 7 }", "train = 7 }"), "unknown keys train; known: length, tail"),
+        (("task = {", 'teacher = "dense"\ntask = {'), "reads other tokens of texts"),
     ],
 )
 def test_what_a_stage_may_not_read_is_one_sentence(tmp_path, change, complaint):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from nested_texts import nested_checkpoint
@@ -133,11 +134,9 @@ def test_the_page_of_a_run_shows_them_too(tmp_path):
 
 
 def test_a_run_takes_the_words_of_its_own_weights(tmp_path, monkeypatch):
-    class Export:
-        facts = {"weights": "w"}
-
+    export = SimpleNamespace(facts={"weights": "w"})
     monkeypatch.setattr(own_run, "is_export", lambda folder: True)
-    monkeypatch.setattr(own_run, "Runtime", lambda folder: Export())
+    monkeypatch.setattr(own_run, "Runtime", lambda folder: export)
     measured = {"kind": "run_answers", "weights": "w"}
     records.append(own_run.records_of(tmp_path), measured)
     stage = {"kind": "stage", "weights": "w"}

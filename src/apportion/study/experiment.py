@@ -271,7 +271,7 @@ def _source(
         )
     if found[0].task != task:
         raise ValueError(
-            f"stage {entry['method']!r} refers to {entry[key]!r}, which reads other tokens of a text"
+            f"stage {entry['method']!r} refers to {entry[key]!r}, which reads other tokens of texts"
         )
     return found[0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from apportion.data.marked import Marked
 from apportion.data.task import TaskSpec
@@ -18,7 +18,6 @@ from apportion.study.protocols import MeasuredRows
 from apportion.study.stages import BaselineStage, GivenStage, ScoredStage, Stage, TrainedStage
 from apportion.training.recipes import Recipe
 
-_Spec = TypeVar("_Spec", Marked, Text)
 _SIZES = ("layers", "heads", "hidden", "feedforward")
 _SHAPE = {
     name: hint
@@ -73,7 +72,9 @@ STAGE = {
 _READ = {"length": int, "tail": int}
 
 
-def task_of_stage(entry: Mapping[str, Any], task: _Spec, model: Mapping[str, Any]) -> _Spec:
+def task_of_stage(
+    entry: Mapping[str, Any], task: Marked | Text, model: Mapping[str, Any]
+) -> Marked | Text:
     """The task of the file, as one [[stage]] of it reads the texts."""
     if "task" not in entry:
         return task
@@ -144,15 +145,8 @@ _KINDS: dict[str, tuple[type[Stage], str]] = {
     "baseline": (BaselineStage, "is a baseline: it needs nothing else"),
     "given": (GivenStage, "is a model as given: it needs nothing else"),
 }
-_OF_ALL = {
-    "method",
-    "model",
-    "task",
-    "grid",
-    "seeds",
-    "sweep",
-    "made_by",
-}  # keys that every kind takes
+# Keys that every kind takes.
+_OF_ALL = {"method", "model", "task", "grid", "seeds", "sweep", "made_by"}
 FIELDS = {"from": "parent", "each": "only"}  # keys that a stage has under another name
 
 
