@@ -13,6 +13,7 @@ from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.checkpoint import Checkpoint, load, save
 from apportion.models.hub import load_model
 from apportion.study.experiment import parse_experiment, read_experiment
+from apportion.study.report.query import dense_points
 
 LONG = " ".join(str(n % 10) for n in range(30))
 STUDY = """
@@ -132,3 +133,10 @@ def test_the_study_of_long_texts_has_what_people_would_do_instead():
     }
     assert {s.task.seed for s in plan.stages if s.method in read} == {7}
     assert plan.stages_of("tfidf-logistic")
+
+
+def test_the_level_of_dense_is_not_that_of_models_that_read_less():
+    point = {"kind": "point", "form": "dense", "budget": 1.0}
+    whole, less = ({**point, "method": m, "stage": m} for m in ("dense", "dense-128"))
+    assert dense_points([whole, less]) == [whole]
+    assert dense_points([less]) == [less]
