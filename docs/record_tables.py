@@ -10,7 +10,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import apportion.study.certificate_records
 import apportion.study.ray_records
 import apportion.study.run_records
-import apportion.study.serving_records  # noqa: F401 - all four make their kinds known
+import apportion.study.serving_records
+import apportion.study.word_records  # noqa: F401 - all of them make their kinds known
 from apportion.study.peer_records import ComparedRecord
 from apportion.study.records import KINDS, Line, Record, TracedRecord
 

@@ -100,6 +100,7 @@ MEANINGS = {
     ("stage", "from"): "Start from the model of this earlier stage.",
     ("stage", "teacher"): "Learn from the answers of this earlier stage.",
     ("stage", "model"): "Keys of [model] that differ for this stage.",
+    ("stage", "task"): "How this stage reads the texts, if not as [task] says: `length`, `tail`.",
     ("stage", "grid"): "Run every pair of data and optimisation seeds.",
     ("stage", "each"): "One model per budget in this list, trained for that budget alone.",
     ("stage", "latency"): "Time this stage's model.",
@@ -114,6 +115,8 @@ MEANINGS = {
     ("text", "data"): "A folder with `train.csv`, or a dataset of the hub.",
     ("text", "digest"): "Digest that the rows must have.",
     ("text", "length"): "Tokens per text; longer ones are cut.",
+    ("text", "tail"): "Of these tokens, how many come from the end of a text that is longer; "
+    "needs a pretrained model.",
     ("text", "train"): "Training rows.",
     ("text", "validation"): "Validation rows.",
     ("text", "test"): "Test rows.",

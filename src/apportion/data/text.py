@@ -17,7 +17,7 @@ from apportion.data.tokenizer import Tokenizer
 from apportion.data.unlabelled import Unlabelled, choose, find_texts
 
 # Numbers that came later: where they are not set, a task is what it was without them.
-_LATER = ("unlabelled", "unlabelled_from", "unlabelled_digest")
+_LATER = ("unlabelled", "unlabelled_from", "unlabelled_digest", "tail")
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Text:
     unlabelled: int | None = None  # at most
     unlabelled_from: str | None = None  # "file", "train" or a path
     unlabelled_digest: str | None = None  # of that file's texts
+    tail: int | None = None  # of `length`, tokens from a text's end; the others are its first
     folder: str | None = field(default=None, compare=False)  # where the data is, if elsewhere
 
     def __post_init__(self) -> None:
@@ -70,6 +71,10 @@ class Text:
             raise ValueError(f"the seed of the rows must be 0 or more, not {self.seed}")
         if self.unlabelled is None and (self.unlabelled_from or self.unlabelled_digest):
             raise ValueError("unlabelled_from needs unlabelled, the most rows to take from there")
+        if self.tail is not None and not 1 <= self.tail < self.length:
+            raise ValueError(
+                f"tail must be 1 to {self.length - 1} of {self.length} tokens, not {self.tail}"
+            )
         if not self.text:
             raise ValueError("text needs the name of at least one column")
 
@@ -79,6 +84,10 @@ class Text:
         The last one is remembered, as long as its rows are the same: the stages of a run ask for
         it one after the other.
         """
+        if self.tail is not None:
+            if words is None:
+                raise ValueError("tail needs the tokenizer of a pretrained model")
+            words = words.with_tail(self.tail)
         drawn = draw(self, read_source(self.folder or self.data, self.text, self.label))
         free = drawn.unlabelled
         same = (
@@ -148,8 +157,9 @@ class Text:
             for size in (self.train, self.validation, self.test)
         )
         more = f", and at most {self.unlabelled:,} without labels" if self.unlabelled else ""
+        ends = f", the last {self.tail} of them from its end" if self.tail else ""
         return (
-            f"Texts of {self.data}, up to {self.length} words of each; "
+            f"Texts of {self.data}, up to {self.length} words of each{ends}; "
             f"{' / '.join(sizes)} training, validation and test rows{more}"
         )
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,11 @@ from apportion.files import read_json
 if TYPE_CHECKING:  # an exported folder is run without torch
     from torch import Tensor
 
+_T = TypeVar("_T")
 PAD, UNKNOWN = "[PAD]", "[UNK]"  # ids 0 and 1
 # Settings that Transformers writes of where and how it was read, not of what the tokenizer is.
 _OF_THE_MOMENT = ("is_local", "local_files_only", "max_length", "stride", "name_or_path")
+_TAIL = "kept_tail"  # our own setting: it travels with the others, so a checkpoint reads as trained
 
 
 class Tokenizer:
@@ -47,6 +49,13 @@ class Tokenizer:
         # What a pretrained model puts around a text; ours has none.
         self.marks = tuple(n for n in map(tokenizer.token_to_id, marks) if n is not None)
         self.length: int = tokenizer.truncation["max_length"]  # the rest of a text is not read
+        self.tail: int = (settings or {}).get(_TAIL, 0)  # of these, tokens from a text's end
+        if self.tail not in range(self.length):
+            raise ValueError(f"a tail is 0 to {self.length - 1} tokens, not {self.tail!r}")
+        self._reader = tokenizer
+        if self.tail:  # the library drops from one end alone, so all is read, and `_ends` drops
+            self._reader = Backend.from_str(tokenizer.to_str())
+            self._reader.no_truncation()
 
     @classmethod
     def learn(cls, texts: Iterable[str], length: int, *, size: int, min_count: int) -> Tokenizer:
@@ -83,6 +92,12 @@ class Tokenizer:
             settings = read_json(Path(place) / "tokenizer_config.json")
         return cls(own, {name: v for name, v in settings.items() if name not in _OF_THE_MOMENT})
 
+    def with_tail(self, tail: int) -> Tokenizer:
+        """The same words; of a text that is too long, its first tokens and so many of its last."""
+        if self.settings is None:
+            raise ValueError("a tail stands in the settings of a pretrained model's tokenizer")
+        return Tokenizer.from_json(self.to_json(), {**self.settings, _TAIL: tail})
+
     def __len__(self) -> int:
         return int(self._tokenizer.get_vocab_size())
 
@@ -93,8 +108,18 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text: one at least, `length` at most."""
-        encoded = self._tokenizer.encode_batch_fast(list(texts))
-        return [encoding.ids or [self.unknown] for encoding in encoded]
+        encoded = self._reader.encode_batch_fast(list(texts))
+        return [self._ends(encoding.ids) or [self.unknown] for encoding in encoded]
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Where each token of `encode` stands in a text; a mark's span is empty."""
+        return self._ends(self._reader.encode(text).offsets) or [(0, len(text))]
+
+    def _ends(self, tokens: list[_T]) -> list[_T]:
+        """A text's first and last tokens, where a tail is kept and there are too many."""
+        if not self.tail or len(tokens) <= self.length:
+            return tokens
+        return tokens[: self.length - self.tail] + tokens[-self.tail :]
 
     def windows(self, texts: Sequence[str], *, longest: int, overlap: int) -> list[list[list[int]]]:
         """The ids of each text in windows of `length` that share `overlap` tokens.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -87,3 +87,39 @@ def trace_tokens(
         {"token": token, "layers": layers}
         for token, layers in zip(words.tokens(ids), read, strict=True)
     ]
+
+
+def trace_pieces(
+    checkpoint: Checkpoint, text: str, *, budgets: Iterable[float]
+) -> tuple[list[str], dict[str, list[int]]]:
+    """A text in pieces, and by budget the number of layers that read each of them.
+
+    The pieces together are the text. A token is one with the space before it; what stands in no
+    token, behind the last one that is read for example, is a piece that no layer reads.
+    """
+    words = checkpoint.words
+    assert words is not None
+    traced = {f"{b:g}": trace_tokens(checkpoint, text, budget=b) for b in budgets}
+    pieces: list[str] = []
+    tokens: list[list[int]] = []  # of each piece: bytes of one letter may be several
+    end = 0
+    for place, (start, stop) in enumerate(words.spans(text)):
+        if stop <= end:
+            if tokens and stop > start:
+                tokens[-1].append(place)
+            continue
+        if text[end:start].strip():
+            pieces.append(text[end:start])
+            tokens.append([])
+            end = start
+        pieces.append(text[end:stop])
+        tokens.append([place])
+        end = stop
+    if end < len(text):
+        pieces.append(text[end:])
+        tokens.append([])
+    read = {
+        budget: [max((found[n]["layers"] for n in places), default=0) for places in tokens]
+        for budget, found in traced.items()
+    }
+    return pieces, read

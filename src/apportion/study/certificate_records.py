@@ -42,6 +42,32 @@ class CertifiedRecord(TracedRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WindowsRecord(TracedRecord):
+    """Documents read window by window until sure. `stage` is the digest of the weights."""
+
+    kind: ClassVar[str] = "windows"
+    data: Annotated[str, "name of the data set"]
+    runtime: Annotated[str, "what ran the model"]
+    precision: Annotated[str, "`float32` or `int8`"]
+    budget: Annotated[float, "at which every window was read"]
+    least: Annotated[int, "tokens that a document has at least"]
+    window: Annotated[int, "tokens of a window"]
+    overlap: Annotated[int, "tokens that a window shares with the one before"]
+    longest: Annotated[int, "tokens of a document that are read at most"]
+    disagree_at_most: Annotated[float, "share of the answers that may differ from all windows'"]
+    confidence: Annotated[float, "of the promise"]
+    tuned_rows: Annotated[int, "documents that thresholds were found on"]
+    rows: Annotated[int, "documents that tested them"]
+    disagreements: Annotated[int, "of them"]
+    bound: Annotated[float, "exact upper bound for the kept threshold taken alone"]
+    threshold: Annotated[float | None, "margin at which reading ends; null reads everything"]
+    test_rows: Annotated[int, "other documents, which say how often answers really differ"]
+    test_disagreements: Annotated[int, "of them"]
+    windows: Annotated[float, "of another document, on average"]
+    windows_read: Annotated[float, "of these, until sure"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class DriftRecord(TracedRecord):
     """What the alarm does on simulated streams, before and after the risk changes."""
 

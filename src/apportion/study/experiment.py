@@ -27,6 +27,7 @@ from apportion.study.rules import (
     kind_of_stage,
     measured_rows,
     taken_by,
+    task_of_stage,
 )
 from apportion.study.stages import Stage, TrainedStage
 from apportion.training.recipes import Recipe, recipe
@@ -204,6 +205,7 @@ def _stages(
             raise ValueError(f"there are two stages of method {entry['method']!r}")
         model = {**tables["model"], **entry.get("model", {})}
         check_model(model, task, shared["weights"])
+        own = task_of_stage(entry, task, model)
         cells = _cells(tables["seeds"], whole_grid=entry.get("grid", False))
         if not 1 <= entry.get("seeds", 1) <= len(cells):
             raise ValueError(
@@ -211,7 +213,7 @@ def _stages(
                 f"{len(cells)}"
             )
         for data_seed, seed in cells[: entry.get("seeds")]:
-            cell = {**shared, "task": replace(task, seed=data_seed), "seed": seed, "model": model}
+            cell = {**shared, "task": replace(own, seed=data_seed), "seed": seed, "model": model}
             stages += _stages_of(entry, cell, stages)
     if len({stage.key for stage in stages}) < len(stages):
         raise ValueError("two of the stages are the same but for their names")
@@ -235,7 +237,7 @@ def _stages_of(
     made = []
     for only in entry.get("each", [None]):
         built: dict[str, Any] = {
-            FIELDS.get(key, key): _source(entry, key, only, same_seeds)
+            FIELDS.get(key, key): _source(entry, key, only, same_seeds, cell["task"])
             for key in ("from", "teacher")
             if key in entry
         }
@@ -255,13 +257,21 @@ def _recipe(entry: Mapping[str, Any], only: float | None) -> Recipe:
 
 
 def _source(
-    entry: Mapping[str, Any], key: str, only: float | None, earlier: Iterable[Stage]
+    entry: Mapping[str, Any],
+    key: str,
+    only: float | None,
+    earlier: Iterable[Stage],
+    task: TaskSpec,
 ) -> Stage:
     """The stage that a [[stage]] refers to; a specialist's is the specialist of its budget."""
     found = [s for s in earlier if s.method == entry[key] and s.only in (None, only)]
     if len(found) != 1:
         raise ValueError(
             f"stage {entry['method']!r} refers to {entry[key]!r}, which is not one earlier stage"
+        )
+    if found[0].task != task:
+        raise ValueError(
+            f"stage {entry['method']!r} refers to {entry[key]!r}, which reads other tokens of texts"
         )
     return found[0]
 

@@ -44,6 +44,7 @@ from apportion.study.baselines import BASELINES
 from apportion.study.production import produce
 from apportion.study.protocols import Timing
 from apportion.study.stages import BaselineStage, ScoredStage, Stage, TrainedStage
+from apportion.study.word_records import words_read
 from apportion.training.progress import Tick, telling
 
 
@@ -73,6 +74,7 @@ def run_stage(
         noted, said = _noted(stage, task)
         measured = _measure(stage, checkpoint, noted, partial(telling(progress), "measuring"))
         made["weights"] = weights_digest(checkpoint.model)
+        measured = [*measured, *words_read(stage, checkpoint, task, weights=made["weights"])]
         made["parameters"] = count_parameters(plain_of(checkpoint.model))
         if isinstance(stage, TrainedStage):
             made["training"] = checkpoint.notes["training"]

@@ -117,9 +117,10 @@ def read_run(folder: Path) -> OwnRun:
     if not is_export(onnx):
         raise ValueError(f"{folder} was not measured yet: `apportion report {folder} --measure`")
     runtime = Runtime(onnx)
-    measured = [
-        r for r in records.read(records_of(folder)) if r.get("weights") == runtime.facts["weights"]
-    ]
+    # The training noted which words are read; it has a file of its own.
+    files = sorted(records_of(folder).parent.glob("*.jsonl"))
+    kept = [r for file in files for r in records.read(file) if r.get("kind") != "stage"]
+    measured = [r for r in kept if r.get("weights") == runtime.facts["weights"]]
     certificate = None
     if (onnx / CERTIFICATE).is_file():
         certificate = Certificate.load(onnx / CERTIFICATE)

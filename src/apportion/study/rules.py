@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+from apportion.data.marked import Marked
 from apportion.data.task import TaskSpec
 from apportion.data.text import Text
 from apportion.files import check
@@ -52,6 +53,7 @@ STAGE = {
     "from": str,
     "teacher": str,
     "model": dict,
+    "task": dict,
     "grid": bool,
     "each": tuple[float, ...],
     "latency": bool,
@@ -64,6 +66,23 @@ STAGE = {
     "sweep": bool,
     "made_by": dict,
 }
+
+
+# Keys of [task] that a [[stage]] may set: what is read of a text. Its rows are those of the file.
+_READ = {"length": int, "tail": int}
+
+
+def task_of_stage(
+    entry: Mapping[str, Any], task: Marked | Text, model: Mapping[str, Any]
+) -> Marked | Text:
+    """The task of the file, as one [[stage]] of it reads the texts."""
+    if "task" not in entry:
+        return task
+    where = f"[[stage]] {entry['method']!r} task"
+    check(where, entry["task"], _READ)
+    if not isinstance(task, Text) or "pretrained" not in model:
+        raise ValueError(f"{where} needs texts, and the tokenizer of a pretrained model")
+    return replace(task, **entry["task"])
 
 
 def check_model(model: Mapping[str, Any], task: TaskSpec, weights: Path | None) -> None:
@@ -126,7 +145,8 @@ _KINDS: dict[str, tuple[type[Stage], str]] = {
     "baseline": (BaselineStage, "is a baseline: it needs nothing else"),
     "given": (GivenStage, "is a model as given: it needs nothing else"),
 }
-_OF_ALL = {"method", "model", "grid", "seeds", "sweep", "made_by"}  # keys that every kind takes
+# Keys that every kind takes.
+_OF_ALL = {"method", "model", "task", "grid", "seeds", "sweep", "made_by"}
 FIELDS = {"from": "parent", "each": "only"}  # keys that a stage has under another name
 
 

@@ -10,6 +10,7 @@ from apportion.study.report.query import (
     Records,
     asked,
     by_macs,
+    dense_points,
     difference,
     differences,
     forms_of,
@@ -35,7 +36,7 @@ def budget_table(experiment: Experiment, records: Records) -> Table:
     """What each budget of the one checkpoint costs and keeps, and how fast it is."""
     method = main_method(experiment)
     gated = "soft" in forms_of(records, method)
-    dense = select(records, kind="point", form="dense")
+    dense = dense_points(records)
     timed = timings(records, method=method, form="skip")
     fused = any("over_fused" in latency for latency in timed)
     rows = []

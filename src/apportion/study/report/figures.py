@@ -16,6 +16,7 @@ from apportion.study.report.drawing import COLOURS, STYLE, Picture, curve
 from apportion.study.report.query import (
     Records,
     asked,
+    dense_points,
     forms_of,
     main_method,
     methods_of,
@@ -94,7 +95,7 @@ def _draw_level(axes: Axes, points: Records, label: str) -> None:
 def _frame_near_dense(records: Records, axes: Axes, shown: Sequence[str]) -> str:
     """Draws the dense model's level, and leaves out, and names, what lies far below it."""
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    dense = select(records, kind="point", form="dense")
+    dense = dense_points(records)
     if not dense:
         return ""
     _draw_level(axes, dense, "dense")

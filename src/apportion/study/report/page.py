@@ -14,6 +14,7 @@ from apportion.study.report.figures import study_figures
 from apportion.study.report.paired import NONE_KEPT, Kept
 from apportion.study.report.query import Records, select
 from apportion.study.report.study_tables import study_tables
+from apportion.study.report.word_view import word_views
 
 
 def write_page(
@@ -27,6 +28,7 @@ def write_page(
         experiment=experiment,
         tables=study_tables(experiment, records, answers=answers),
         pictures=[(p, Markup(p.svg())) for p in study_figures(experiment, records)],
+        words=word_views(records),
         last=select(records, kind="stage")[-1],
     )
     write_text(path, html)

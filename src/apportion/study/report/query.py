@@ -45,6 +45,12 @@ def points_at(
     return []
 
 
+def dense_points(records: Records) -> list[Mapping[str, Any]]:
+    """The dense model's points: of several plain models, of the one that is called `dense`."""
+    found = select(records, kind="point", form="dense")
+    return [point for point in found if point["method"] == "dense"] or found
+
+
 def forms_of(records: Records, method: str | None) -> set[str]:
     """The forms that a method's models have: soft and hard with gates, cut alone with one order."""
     return {point["form"] for point in select(records, kind="point", method=method)}

@@ -15,6 +15,7 @@ from apportion.study.own_run import DENSE, INT8, OURS, WORDS, OwnRun
 from apportion.study.report.page import render
 from apportion.study.report.speed_figure import SpeedPoint, draw_speed
 from apportion.study.report.table import Table
+from apportion.study.report.word_view import word_views
 
 _LOSS = 1.0  # points of accuracy that people are taken to give away for speed
 _NAMES = {
@@ -202,6 +203,7 @@ def write_run_page(run: OwnRun, path: Path, *, title: str, texts: str = "texts.c
         levels=run.facts["levels"],
         size=run.facts["files"]["model.onnx"]["bytes"] / 1e6,
         classes=run.facts["classes"],
+        words=word_views(run.measured),
         changed=run.of_kind("changed_text"),
         commands=next_commands(run, texts=texts),
         last=run.of_kind("run_answers")[0],
