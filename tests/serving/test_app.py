@@ -178,6 +178,9 @@ def test_the_forecast_names_milliseconds_and_cost_of_each_level(app):
 def test_pages_of_operations(app):
     for path in ("/livez", "/readyz", "/health", "/v2/health/live", "/v2/health/ready", "/v2"):
         assert call(app, "GET", path).status == 200, path
+    named = call(app, "GET", "/v1/models").json["data"][0]["id"]
+    for name, status in ((named, 200), (f"{named}:balanced", 200), ("other", 404)):
+        assert call(app, "GET", f"/v2/models/{name}/ready").status == status
     classify(app, {"input": ["a", "b"], "tier": "balanced"})
     text = call(app, "GET", "/metrics").body.decode()
     assert 'apportion_rows_total{outcome="ok",tier="balanced"} 2.0' in text

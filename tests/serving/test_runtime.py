@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -22,6 +26,7 @@ from apportion.elastic.elastic import Elastic
 from apportion.method.units import Allocation
 from apportion.models.hub import tokenizer_of_folder
 from apportion.models.reloading import load_folder
+from apportion.serving.runtime.engines import open_session
 from apportion.serving.runtime.exporting import export, this_target
 from apportion.serving.runtime.graph import build_graph
 from apportion.serving.runtime.quantisation import calibrate_scales
@@ -380,6 +385,61 @@ def test_the_command_exports_and_says_how_the_file_answers(checkpoint, tmp_path,
     code, _, err = command(capsys, *words[:-1], "a,b")
     assert code == 2 and "--levels are numbers" in err
     assert Runtime(tmp_path / "onnx").levels == (0.5, 1.0)
+
+
+def test_texts_are_the_training_rows_where_none_are_given(checkpoint, tmp_path, capsys):
+    (tmp_path / "data").mkdir()
+    lines = [f'"x","{text}"' for text in TEXTS[:12]]
+    (tmp_path / "data" / "train.csv").write_text("\n".join(["label,text", *lines]))
+    task = {"kind": "text", "data": str(tmp_path / "data")}
+    save(replace(checkpoint, notes={**checkpoint.notes, "task": task}), tmp_path / "nested")
+    words = ["export", str(tmp_path / "nested"), "--out", str(tmp_path / "onnx"), "--int8"]
+    assert command(capsys, *words)[0] == 0
+    assert Runtime(tmp_path / "onnx").facts["checked"]["rows"] == 12
+
+
+def test_a_file_that_answers_otherwise_is_said_to(checkpoint, tmp_path, capsys, monkeypatch):
+    save(checkpoint, tmp_path / "nested")
+    monkeypatch.setattr("apportion.cli.export._POOR", 1.1)
+    code, _, said = command(
+        capsys, "export", str(tmp_path / "nested"), "--out", str(tmp_path / "onnx")
+    )
+    assert code == 0 and "100 % of the labels are the checkpoint's: is this processor" in said
+
+
+def test_threads_of_a_program_share_a_runtime(both):
+    for runtime in both:
+        budgets = [runtime.levels[n % len(runtime.levels)] for n in range(24)]
+        wanted = [runtime.predict(TEXTS[:3], budget=budget) for budget in budgets]
+        with ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(runtime.predict, TEXTS[:3], budget=b) for b in budgets]
+            found = [one.result() for one in asked]
+        for one, other in zip(found, wanted, strict=True):
+            assert [label for label, _ in one] == [label for label, _ in other]
+            np.testing.assert_allclose([p for _, p in one], [p for _, p in other], atol=1e-6)
+
+
+def test_idle_threads_of_a_session_do_not_spin(both, monkeypatch):
+    import onnxruntime
+
+    given = []
+    monkeypatch.setattr(
+        onnxruntime, "InferenceSession", lambda _, options, **__: given.append(options)
+    )
+    open_session(both[1].folder / "model.onnx", 2)
+    (options,) = given
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert options.intra_op_num_threads == 2
+
+
+def test_the_lines_of_plain_onnxruntime_in_the_docs_run(both, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(import numpy, onnxruntime.*?)```", page, flags=re.DOTALL)
+    _, file = both
+    names: dict[str, object] = {}
+    exec(code.replace("runs/mine/onnx", str(file.folder)), names)
+    inputs = file.tokenizer.pad_arrays(file.tokenizer.encode(["a text"]))
+    np.testing.assert_allclose(names["logits"], file(**inputs, budget=0.25), atol=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -225,6 +225,27 @@ def test_other_data_than_the_subjects_is_refused(home, capsys, tmp_path):
     assert not list(tmp_path.glob("results/*"))
 
 
+def test_joules_of_an_arm_reach_its_record_and_a_table(home, monkeypatch):
+    place, subject = home
+    used = iter([8.0, 4.0, 2.0, 2.0, 2.0, 2.0])
+    monkeypatch.setattr("apportion.study.peer_measuring.read_counters", lambda: {"package": 1})
+    monkeypatch.setattr("apportion.study.peer_measuring.joules_per_call", lambda _: next(used))
+    found = measure_times(
+        subject,
+        [subject.filled(2, 8)],
+        shape="2 x 8",
+        threads=1,
+        repeats=5,
+        warmup=0,
+        names=("torch", "views"),
+    )
+    lines = [record.to_dict() for record in found]
+    assert [line["joules"] for line in lines[:2]] == [4.0, 2.0]  # of two rows
+    tables = comparison_tables(read_comparison(place / "small.toml"), lines)
+    (energy,) = [one for one in tables if one.name.startswith("energy-")]
+    assert energy.rows[0][-1] == "4"
+
+
 def test_parts_that_were_asked_for_are_measured_alone(home, capsys, monkeypatch, tmp_path):
     place, _ = home
     file = tmp_path / "small.toml"

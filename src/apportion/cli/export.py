@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apportion.cli.main import AsJson, app
+from apportion.cli.main import AsJson, app, err
 
 if TYPE_CHECKING:
     from apportion.elastic.checkpoint import Checkpoint
@@ -78,10 +78,18 @@ def export(
         target=target,
         scales=scales,
     )
+    checked: dict[str, Any] = facts["checked"]
+    if min(checked["agreements"]) < _POOR:
+        err.print(
+            f"at one level only {100 * min(checked['agreements']):.0f} % of the labels are the "
+            "checkpoint's: is this processor the --target of the file, and are the texts like "
+            "those that it will read?",
+            soft_wrap=True,
+            highlight=False,
+        )
     if as_json:
         print_json(facts)
         return
-    checked: dict[str, Any] = facts["checked"]
     columns = ("differences", "agreements", "changed")
     table = Table(
         "export",
@@ -128,3 +136,4 @@ def _texts(loaded: Checkpoint, file: Path | None) -> list[str]:
 
 
 _MOST = 256  # texts that are read
+_POOR = 0.9  # agreement with the checkpoint below which something is wrong

@@ -18,7 +18,15 @@ from starlette.responses import Response
 
 from apportion.serving.server.admitted import ANSWERED, CANCELLED, FAILED, TIMED_OUT
 from apportion.serving.server.bodies import STATUS
-from apportion.serving.server.dialects import JSON, Dialect, Native, Question, summary, timings
+from apportion.serving.server.dialects import (
+    JSON,
+    Dialect,
+    KServe,
+    Native,
+    Question,
+    summary,
+    timings,
+)
 from apportion.serving.server.engine import ServingEngine, Ticket
 from apportion.serving.server.keys import Key, Keyring
 from apportion.serving.server.metrics import Metrics
@@ -183,7 +191,11 @@ class Service:
             return refused(Native(), refusal, number, {"X-Request-Id": number})
 
     async def ready(self, request: Request) -> Response:
-        """200 if a request would be taken now."""
+        """200 if a request would be taken now; by the model that the path names, if it does."""
+        asked = request.path_params.get("model", self.name)
+        if asked.partition(":")[0] != self.name:
+            unknown = Refusal("no-such-model", f"there is no model {asked[:80]!r}; see /v1/models")
+            return refused(KServe(), unknown, number_of(request), {})
         trouble = self.engine.trouble()
         if trouble is None:
             return Response(b'{"ready":true}', media_type=JSON)
