@@ -209,6 +209,14 @@ def test_slower_batches_than_forecast_raise_the_rung():
     )
 
 
+def test_plans_leave_the_margin_of_the_forecast():
+    careful = replace(SETTING, margin=0.5)
+    assert careful.seconds(2, 64, 0.5) == pytest.approx(1.5 * SETTING.seconds(2, 64, 0.5))
+    assert careful.forecast_seconds(2, 64, 0.5) == SETTING.forecast_seconds(2, 64, 0.5)
+    queue = [row(n, due=0.2) for n in range(4)]
+    assert ladder(0.0, queue, [], careful).rung > ladder(0.0, queue, [], SETTING).rung
+
+
 def test_static_runs_everything_at_one_level_inside_the_terms():
     fixed = replace(SETTING, rule=replace(SETTING.rule, name="static", budget=0.6))
     assert NAMED["static"](0.0, [row(due=0.001)], [], fixed).level == 0.5
@@ -237,6 +245,7 @@ def test_a_target_buys_the_highest_level_that_an_idle_server_meets_it_with(targe
 def test_time_that_is_spent_already_counts():
     terms = Terms("high-quality", 1.0, 0.125, 21.0, 1e4)
     assert highest_in_time(terms, 64, SETTING, spent=0.010) == 0.125
+    assert highest_in_time(terms, 64, replace(SETTING, reply=0.010)) == 0.125
 
 
 @given(queues(), queues())

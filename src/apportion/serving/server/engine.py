@@ -28,6 +28,7 @@ from apportion.serving.server.terms import Capacity, Config, Refusal, Terms
 _STUCK = 60.0  # seconds that no batch should take
 _PENDING = 50_000_000  # characters that may wait to be encoded
 _MOST_WORKERS = 16
+_REPLY = 0.002  # seconds for an answer to be written, sent and read, on one machine
 
 
 class Ticket:
@@ -291,6 +292,7 @@ def setting_of(
         max_rows=machine.max_rows,
         rule=config.rule,
         margin=min(getattr(forecast, "margin", 0.0), 1.0),
+        reply=_REPLY,
     )
 
 

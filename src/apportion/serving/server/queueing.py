@@ -101,7 +101,7 @@ class Queue:
             number=self._number + len(request.rows),
             tier=terms.tier,
             length=length,
-            deadline=due,
+            deadline=due - setting.reply,
             latest=max(due, request.received + setting.max_wait),
             highest=asked,
             lowest=min(terms.lowest, asked),
