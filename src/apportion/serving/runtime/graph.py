@@ -209,9 +209,8 @@ class _Graph:
                 )
             if last:
                 mixed = scope.add("Gather", mixed, self.first, axis=1)
-            return self.product(
-                scope, site.output, self.rounded(scope, site.output, mixed), columns
-            )
+            given_back = self.rounded(scope, site.output, mixed)
+            return self.product(scope, site.output, given_back, columns, bias=not units.start)
 
         if last:
             states = self.main.add("Gather", states, self.first, axis=1)
@@ -231,7 +230,8 @@ class _Graph:
                 wide = scope.add("BiasGelu", wide, shift)
             else:
                 wide = scope.add(self.activation, scope.add("Add", wide, shift))
-            return self.product(scope, site.output, self.rounded(scope, site.output, wide), columns)
+            given_back = self.rounded(scope, site.output, wide)
+            return self.product(scope, site.output, given_back, columns, bias=not units.start)
 
         return self.sum(site, block, states, self.skeleton.output_norm)
 
@@ -253,14 +253,21 @@ class _Graph:
         given: Given,
         rows: slice,
         columns: slice = slice(None),
+        *,
+        bias: bool = False,
     ) -> str:
-        """Given states times some rows and columns of a weight: in int8 if there are scales."""
-        weight = self.weights(path)[0][rows, columns]
+        """Given states times some rows and columns of a weight: in int8 if there are scales.
+
+        Products in int8 add a bias as they are scaled; in single precision it is `sum` that does.
+        """
+        weight, shift = self.weights(path)
+        weight = weight[rows, columns]
         if self.scales is None:
             return scope.add("MatMul", given[0], self.constant(weight, "weight"))
         matrix, sizes = self.scales[path].weights(weight, rows)
         rounded, by = self.constant(matrix, "weight"), self.constant(sizes)
-        return scope.add("MatMulIntegerToFloat", given[0], rounded, given[1], by, given[2])
+        more = ["", self.constant(shift)] if bias else []
+        return scope.add("MatMulIntegerToFloat", given[0], rounded, given[1], by, given[2], *more)
 
     def quantised(self, scope: Scope, path: str, states: str) -> Given:
         """States after a norm as the linear layer at a path takes them."""
@@ -290,18 +297,16 @@ class _Graph:
         kept = self.counts(site)
         layer = site.output.split(f".{site.layer}.")[0] + f".{site.layer}."
         scale, shift = (self.constant(values) for values in self.weights(layer + norm))
-        bias = self.constant(self.weights(site.output)[1])
         epsilon = float(self.plain.get_submodule(layer + norm).eps)  # type: ignore[arg-type]
 
         def finish(scope: Scope, total: str | None) -> str:
-            if total is None:
-                alone = scope.add("Add", states, bias)
-                return scope.add(
-                    "LayerNormalization", alone, scale, shift, axis=-1, epsilon=epsilon
-                )
-            return scope.add(
-                "SkipLayerNormalization", total, states, scale, shift, bias, epsilon=epsilon
-            )
+            terms = [states] if total is None else [total, states]
+            if total is None or self.scales is None:  # or the first block has added it
+                terms.append(self.constant(self.weights(site.output)[1]))
+            # Not `Add`: ONNX Runtime would make one operator of it and the norm,
+            # SkipLayerNormalization, which takes twice as long as the two.
+            total = scope.add("Sum", *terms)
+            return scope.add("LayerNormalization", total, scale, shift, axis=-1, epsilon=epsilon)
 
         return self.pay(self.main, kept, block, finish)
 

@@ -10,14 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 CONTRIB = "com.microsoft"  # operators of ONNX Runtime's own
-_OWN = {
-    "Attention",
-    "BiasGelu",
-    "Gelu",
-    "MatMulIntegerToFloat",
-    "QAttention",
-    "SkipLayerNormalization",
-}
+_OWN = {"Attention", "BiasGelu", "Gelu", "MatMulIntegerToFloat", "QAttention"}
 
 
 class Names:
