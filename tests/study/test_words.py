@@ -59,6 +59,10 @@ def test_a_stage_notes_words_only_where_tokens_are_dropped(checkpoint):
     class Asked:
         names = NAMES
         budgets = (0.25, 1.0)
+        answers = False
+
+    class Shared(Asked):
+        answers = True
 
     task = task_of(checkpoint.notes["task"]).build(checkpoint.words)
     made = words_read(Asked(), checkpoint, task, weights="w")
@@ -67,6 +71,7 @@ def test_a_stage_notes_words_only_where_tokens_are_dropped(checkpoint):
     assert all(records.record_of(one.to_dict()) == one for one in made)
     whole = copy.deepcopy(checkpoint.model).shortened(None)
     assert words_read(Asked(), replace(checkpoint, model=whole), task, weights="w") == []
+    assert words_read(Shared(), checkpoint, task, weights="w") == []
 
 
 def test_a_page_marks_what_is_kept_and_escapes_what_people_wrote():

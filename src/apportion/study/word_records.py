@@ -28,9 +28,13 @@ class WordsRecord(Record):
 def words_read(
     stage: Stage, checkpoint: Checkpoint, task: Task, *, weights: str
 ) -> list[WordsRecord]:
-    """What a stage's model reads of the first test texts; nothing where it reads all tokens."""
+    """What a stage's model reads of the first test texts; nothing where it reads all tokens.
+
+    A study that keeps its answers is there to be shown to others, and its texts may be somebody
+    else's: those are not copied into its records.
+    """
     model = checkpoint.elastic
-    if model is None or model.frontier is None or task.words is None:
+    if stage.answers or model is None or model.frontier is None or task.words is None:
         return []
     found = []
     for text in [text for text in task.test.texts or () if text.strip()][:_SHOWN]:
