@@ -30,7 +30,8 @@ MOST = 100_000  # requests of one run
 LONGEST = 600.0  # seconds of one run
 LATE_CLIENT = 0.005  # a client later than this at its 99th percentile measured itself
 _PRIORITY = -10  # which only root may take
-_IDLE = 4.0  # seconds after which a connection is not used again; many servers hang up after five
+_OPEN = 64  # connections that are opened before the first request
+_IDLE = 25.0  # seconds after which a connection is not used again; our server hangs up after 30
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter, float]  # when it was used last
 
 
@@ -61,6 +62,9 @@ class Hit:
     def right(self) -> int:
         """Rows that were answered right; what was not answered is wrong."""
         return sum(one == other for one, other in zip(self.labels, self.shot.labels, strict=False))
+
+
+_Reply = tuple[Shot, int, float, float, str, bytes]  # status, latency, lateness, id, body
 
 
 def send_times(trace: str, *, rate: float, seconds: float, seed: int = 0) -> list[float]:
@@ -124,15 +128,19 @@ async def fire(url: str, shots: Sequence[Shot], *, wait: float = 60.0) -> list[H
     if len(shots) > MOST or max((one.time for one in shots), default=0.0) > LONGEST:
         raise ValueError(f"a run has {MOST} requests and {LONGEST:g} s at most")
     pool = _Pool(host, port)
+    await pool.open(min(_OPEN, len(shots)))
+    # Bodies are written before the first is sent and read after the last came: between bursts
+    # there is time for that, in a burst there is not.
+    ready = [(shot, pool.message(shot)) for shot in sorted(shots, key=lambda one: one.time)]
     start = time.perf_counter() + 0.1
     tasks = []
     with _in_front():
-        for shot in sorted(shots, key=lambda one: one.time):
+        for shot, message in ready:
             await _until(start + shot.time)
-            tasks.append(asyncio.ensure_future(_one(pool, shot, start, wait)))
-        hits = await asyncio.gather(*tasks)
+            tasks.append(asyncio.ensure_future(_one(pool, shot, message, start, wait)))
+        replies = await asyncio.gather(*tasks)
     pool.close()
-    return hits
+    return [_hit(reply) for reply in replies]
 
 
 @contextmanager
@@ -165,7 +173,7 @@ async def saturate(
         place = first
         while time.perf_counter() < start + seconds:
             body = bodies[place % len(bodies)]
-            status, _, _ = await pool.post(Shot(f"s{place}", 0.0, body, 0.0))
+            status, _, _ = await pool.post(pool.message(Shot(f"s{place}", 0.0, body, 0.0)))
             if status != 200:
                 raise ValueError(f"a server that was to be saturated answered {status}")
             rows, count, place = rows + len(body["input"]), count + 1, place + clients
@@ -181,17 +189,24 @@ async def _until(moment: float) -> None:
         await asyncio.sleep(max(left - 0.0015, 0.0))
 
 
-async def _one(pool: _Pool, shot: Shot, start: float, wait: float) -> Hit:
+async def _one(pool: _Pool, shot: Shot, message: bytes, start: float, wait: float) -> _Reply:
     due = start + shot.time
     lateness = time.perf_counter() - due
     try:
-        status, number, body = await asyncio.wait_for(pool.post(shot), wait)
+        status, number, body = await asyncio.wait_for(pool.post(message), wait)
     except (OSError, asyncio.TimeoutError, TimeoutError, ValueError, asyncio.IncompleteReadError):
-        status, number, body = 0, "", {}
-    latency = time.perf_counter() - due
-    told = body.get("apportion", {}) if status == 200 else {}
-    labels = tuple(row["label"] for row in body["data"]) if status == 200 else ()
-    return Hit(shot, status, latency, lateness, number, told, labels)
+        status, number, body = 0, "", b""
+    return shot, status, time.perf_counter() - due, lateness, number, body
+
+
+def _hit(reply: _Reply) -> Hit:
+    """What a reply says; of one that is no answer, nothing."""
+    shot, status, latency, lateness, number, body = reply
+    if status != 200:
+        return Hit(shot, status, latency, lateness, number, {})
+    found = json.loads(body)
+    labels = tuple(row["label"] for row in found["data"])
+    return Hit(shot, status, latency, lateness, number, found.get("apportion", {}), labels)
 
 
 class _Pool:
@@ -205,17 +220,27 @@ class _Pool:
         self._place = host, port
         self._free: list[_Connection] = []
 
-    async def post(self, shot: Shot) -> tuple[int, str, dict[str, Any]]:
+    async def open(self, count: int) -> None:
+        """Opens connections before they are needed."""
+        now = time.monotonic()
+        for _ in range(count):
+            self._free.append((*await asyncio.open_connection(*self._place), now))
+
+    def message(self, shot: Shot) -> bytes:
+        """A request as it is sent."""
+        body = json.dumps(shot.body).encode()
+        head = (
+            f"POST /v1/classify HTTP/1.1\r\nHost: {self._place[0]}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            f"X-Request-Id: {shot.number}\r\n\r\n"
+        )
+        return head.encode() + body
+
+    async def post(self, message: bytes) -> tuple[int, str, bytes]:
         """Status, id and body of the answer."""
         reader, writer, _ = await self._connection()
         try:
-            body = json.dumps(shot.body).encode()
-            head = (
-                f"POST /v1/classify HTTP/1.1\r\nHost: {self._place[0]}\r\n"
-                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-                f"X-Request-Id: {shot.number}\r\n\r\n"
-            )
-            writer.write(head.encode() + body)
+            writer.write(message)
             answer = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             headers = {
                 k.lower(): v.strip() for k, _, v in (line.partition(":") for line in answer[1:])
@@ -225,7 +250,7 @@ class _Pool:
             writer.close()
             raise
         self._free.append((reader, writer, time.monotonic()))
-        return int(answer[0].split()[1]), headers.get("x-request-id", ""), json.loads(found)
+        return int(answer[0].split()[1]), headers.get("x-request-id", ""), found
 
     def close(self) -> None:
         """Hangs up."""
