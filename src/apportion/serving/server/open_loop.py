@@ -15,7 +15,7 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,7 +30,7 @@ MOST = 100_000  # requests of one run
 LONGEST = 600.0  # seconds of one run
 LATE_CLIENT = 0.005  # a client later than this at its 99th percentile measured itself
 _PRIORITY = -10  # which only root may take
-_OPEN = 64  # connections that are opened before the first request
+_OPEN = 256  # connections that are opened before the first request
 _IDLE = 25.0  # seconds after which a connection is not used again; our server hangs up after 30
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter, float]  # when it was used last
 
@@ -137,7 +137,11 @@ async def fire(url: str, shots: Sequence[Shot], *, wait: float = 60.0) -> list[H
     with _in_front():
         for shot, message in ready:
             await _until(start + shot.time)
-            tasks.append(asyncio.ensure_future(_one(pool, shot, message, start, wait)))
+            # Written here and now: tasks would come to it only after the burst.
+            sent = pool.send(message)
+            late = time.perf_counter() - start - shot.time
+            asked = pool.receive(sent) if sent else pool.post(message)
+            tasks.append(asyncio.ensure_future(_one(asked, shot, late, start, wait)))
         replies = await asyncio.gather(*tasks)
     pool.close()
     return [_hit(reply) for reply in replies]
@@ -189,14 +193,14 @@ async def _until(moment: float) -> None:
         await asyncio.sleep(max(left - 0.0015, 0.0))
 
 
-async def _one(pool: _Pool, shot: Shot, message: bytes, start: float, wait: float) -> _Reply:
-    due = start + shot.time
-    lateness = time.perf_counter() - due
+async def _one(
+    asked: Awaitable[tuple[int, str, bytes]], shot: Shot, late: float, start: float, wait: float
+) -> _Reply:
     try:
-        status, number, body = await asyncio.wait_for(pool.post(message), wait)
+        status, number, body = await asyncio.wait_for(asked, wait)
     except (OSError, asyncio.TimeoutError, TimeoutError, ValueError, asyncio.IncompleteReadError):
         status, number, body = 0, "", b""
-    return shot, status, time.perf_counter() - due, lateness, number, body
+    return shot, status, time.perf_counter() - start - shot.time, late, number, body
 
 
 def _hit(reply: _Reply) -> Hit:
@@ -238,9 +242,26 @@ class _Pool:
 
     async def post(self, message: bytes) -> tuple[int, str, bytes]:
         """Status, id and body of the answer."""
-        reader, writer, _ = await self._connection()
+        sent = self.send(message)
+        if sent is None:
+            sent = *await asyncio.open_connection(*self._place), time.monotonic()
+            sent[1].write(message)
+        return await self.receive(sent)
+
+    def send(self, message: bytes) -> _Connection | None:
+        """The connection that a message was written to; None where no open one is free."""
+        while self._free:
+            reader, writer, used = self._free.pop()
+            if not reader.at_eof() and time.monotonic() - used < _IDLE:
+                writer.write(message)
+                return reader, writer, used
+            writer.close()
+        return None
+
+    async def receive(self, sent: _Connection) -> tuple[int, str, bytes]:
+        """Status, id and body of what is answered on a connection."""
+        reader, writer, _ = sent
         try:
-            writer.write(message)
             answer = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             headers = {
                 k.lower(): v.strip() for k, _, v in (line.partition(":") for line in answer[1:])
@@ -256,14 +277,6 @@ class _Pool:
         """Hangs up."""
         for _, writer, _ in self._free:
             writer.close()
-
-    async def _connection(self) -> _Connection:
-        while self._free:
-            reader, writer, used = self._free.pop()
-            if not reader.at_eof() and time.monotonic() - used < _IDLE:
-                return reader, writer, used
-            writer.close()
-        return *await asyncio.open_connection(*self._place), time.monotonic()
 
 
 def summarise(hits: Sequence[Hit]) -> dict[str, Any]:
