@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,18 @@ from numpy.typing import NDArray
 
 from apportion.data.task import Task
 from apportion.data.tokenizer import Tokenizer
+from apportion.files import write_bytes
 from apportion.serving.bench.energy import joules_per_call, read_counters
 from apportion.serving.bench.footprint import can_measure, measure_footprint
 from apportion.serving.bench.peer_files import PeerFiles, graph_of
-from apportion.serving.bench.peers import NAMED, Built, Setting, build_peers
+from apportion.serving.bench.peers import (
+    NAMED,
+    PEERS,
+    Built,
+    LeftOutError,
+    Setting,
+    build_peers,
+)
 from apportion.serving.bench.throughput import time_predictions
 from apportion.serving.bench.timing import compare_times, measure, take_times, using_threads
 from apportion.serving.runtime.prediction import Answering, batches_of
@@ -85,39 +94,61 @@ class Subject:
 def measure_answers(
     subject: Subject, *, batch: int, names: Sequence[str] | None = None
 ) -> list[ComparedRecord]:
-    """What each arm answers to all test rows; and why the arms that are missing are."""
-    built = build_peers(subject.files, Setting(subject.threads), names=names)
-    encoded, labels = subject.encoded(), subject.task.test.labels.numpy()
-    logits: dict[tuple[str, float], NDArray[np.float32]] = {}
+    """What arms answer to all test rows; and why the arms that are missing are."""
+    labels = subject.task.test.labels.numpy()
     found: list[ComparedRecord] = []
-    with using_threads(subject.threads):
-        for (name, level), answer in built.arms.items():
-            peer = NAMED[name]
-            own = answer_rows(answer, subject.words, encoded, batch=batch)
-            logits[name, level] = own
+    for peer in PEERS:
+        if names is not None and peer.name not in names:
+            continue
+        try:
+            own = _answers_of(subject, peer.name, batch)
+        except LeftOutError as reason:
+            found.append(PeerLeftOutRecord(**subject.traced, arm=peer.name, reason=str(reason)))
+            continue
+        beside = _answers_of(subject, peer.beside, batch)
+        for level, logits in own.items():
             # Views of a smaller level stand beside the whole model: nothing else computes them.
-            beside = logits.get((peer.beside, level), logits.get((peer.beside, 1.0), own))
-            alone = ABSENT
-            if peer.int8:
-                by_itself = answer_rows(answer, subject.words, encoded, batch=1)
-                alone = _agreement(by_itself, own)
+            wanted = beside.get(level, beside[1.0])[0]
             found.append(
                 PeerAnswersRecord(
                     **subject.traced,
-                    arm=name,
+                    arm=peer.name,
                     level=level,
                     runtime=peer.runtime(),
                     data=subject.data,
-                    rows=len(encoded),
+                    rows=len(labels),
                     batch=batch,
-                    accuracy=round(float((own.argmax(-1) == labels).mean()), 6),
+                    accuracy=round(float((logits[0].argmax(-1) == labels).mean()), 6),
                     beside=peer.beside,
-                    agreement=_agreement(own, beside),
-                    difference=float(f"{np.abs(own - beside).max():.3g}"),
-                    alone=alone,
+                    agreement=_agreement(logits[0], wanted),
+                    difference=float(f"{np.abs(logits[0] - wanted).max():.3g}"),
+                    alone=_agreement(logits[1], logits[0]) if peer.int8 else ABSENT,
                 )
             )
-    return found + _left_out(subject, built)
+    return found
+
+
+def _answers_of(subject: Subject, name: str, batch: int) -> dict[float, NDArray[np.float32]]:
+    """Logits [in batches and, of int8, alone; rows; classes] of an arm by level, kept in a file."""
+    kept = subject.files.folder / "answers" / f"{name}-{batch}.npz"
+    if not kept.exists():
+        built = build_peers(subject.files, Setting(subject.threads), names=(name,))
+        if name in built.left_out:
+            raise LeftOutError(built.left_out[name])
+        encoded, batches = subject.encoded(), (batch, 1) if NAMED[name].int8 else (batch,)
+        with using_threads(subject.threads):
+            said = {
+                f"{level!r}": np.stack(
+                    [answer_rows(answer, subject.words, encoded, batch=size) for size in batches]
+                )
+                for (_, level), answer in built.arms.items()
+            }
+        written = io.BytesIO()
+        np.savez(written, **said)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(kept, written.getvalue())
+    with np.load(kept) as found:
+        return {float(level): found[level] for level in found.files}
 
 
 def _left_out(subject: Subject, built: Built) -> list[ComparedRecord]:
