@@ -86,8 +86,8 @@ def table() -> Table:
     note = (
         f"MiniLM on AG News: 2,000 rows with labels, 8,000 without, one seed, 7,600 test rows, "
         f"single precision; dense {100 * dense:.1f} %. Speed: one text of 128 tokens, one thread, "
-        f"{machine['processor']} ({machine['capability']}); over PyTorch and over the dense model "
-        "as ONNX Runtime's own int8."
+        f"{machine['processor']} ({machine['capability']}); over PyTorch, and over dense by "
+        "ONNX Runtime's int8."
     )
     columns = ("budget", "accuracy", "points", "fp32 file over PyTorch", "int8 file over PyTorch")
     return Table("budgets", "", (*columns, "over int8 dense"), rows, note)

@@ -69,8 +69,7 @@ class Setting:
 
     def seconds(self, rows: int, length: int, level: float) -> float:
         """How long a batch takes, as things are; few take longer."""
-        slower = self.ratio * (1.0 + self.margin)
-        return self.forecast_seconds(rows, length, level) * slower
+        return self.forecast_seconds(rows, length, level) * self.ratio * (1.0 + self.margin)
 
     def forecast_seconds(self, rows: int, length: int, level: float) -> float:
         """How long a batch takes by the forecast alone."""
