@@ -137,7 +137,7 @@ def _answers_of(subject: Subject, name: str, batch: int) -> dict[float, NDArray[
             raise LeftOutError(built.left_out[name])
         encoded, batches = subject.encoded(), (batch, 1) if NAMED[name].int8 else (batch,)
         with using_threads(subject.threads):
-            said = {
+            said: dict[str, Any] = {
                 f"{level!r}": np.stack(
                     [answer_rows(answer, subject.words, encoded, batch=size) for size in batches]
                 )
