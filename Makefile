@@ -47,10 +47,11 @@ test-slow: $(VENV)/ready
 
 # Without them, the tests that open pages are skipped, with a reason.
 browser:
-	@if command -v chromium > /dev/null && command -v npm > /dev/null; then echo "all there"; \
+	@missing="$$(command -v chromium > /dev/null || echo chromium) $$(command -v npm > /dev/null || echo nodejs npm)"; \
+	if [ "$$missing" = " " ]; then echo "all there"; \
 	elif command -v apt-get > /dev/null && [ "$$(id -u)" = 0 ]; then \
-		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium nodejs npm; \
-	else echo "install chromium, node and npm by hand"; fi
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; \
+	else echo "install by hand:$$missing"; fi
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
