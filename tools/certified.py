@@ -217,7 +217,7 @@ def run(place: Place, name: str, method: str, kind: str, *, draws: int) -> None:
         record = {
             "kind": "certified",
             **key,
-            "seed": trained["seed"],
+            "seed": trained.get("seed", 0),
             "only": None,
             "data": name,
             "threads": runtime.threads,

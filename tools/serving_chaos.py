@@ -211,7 +211,7 @@ async def chaos(folder: Path, texts: list[str], *, rows: int, deaths: int, swaps
             clients.ending = True
             server.send(signal.SIGTERM)
             await last
-            code = await asyncio.to_thread(server.end)
+            code = await asyncio.to_thread(server.end, asked=True)
         swapped = sum("swapped: requests" in line for line in server.said)
         twice = _twice(server.said)
     count = clients.count
@@ -326,7 +326,7 @@ async def _drain(server: Any, texts: list[str], grace: float, multiple: float, b
             if status == 200:
                 good += 1
                 budgets.append(answer["apportion"]["budget"])
-    code = await asyncio.to_thread(server.end)
+    code = await asyncio.to_thread(server.end, asked=True)
     return {
         "grace_s": grace,
         "queued_s": round(len(left) * _ROWS * ms / 1000, 2),

@@ -105,9 +105,9 @@ class ServerProcess:
         """Sends it a signal."""
         self.process.send_signal(number)
 
-    def end(self, seconds: float = 60.0) -> int:
-        """Asks it to end, and waits; the code that it ended with."""
-        if self.process.poll() is None:
+    def end(self, seconds: float = 60.0, *, asked: bool = False) -> int:
+        """Asks it to end, unless that was done before, and waits; the code that it ended with."""
+        if self.process.poll() is None and not asked:  # a second signal would end it at once
             self.process.terminate()
         try:
             code = self.process.wait(seconds)
