@@ -66,7 +66,7 @@ def test_the_study_of_certified_speed_goes_on_where_it_was(tmp_path, monkeypatch
     words += ["--out", str(tmp_path / "out"), "--runtimes", "torch", "int8", "--draws", "1"]
     monkeypatch.setattr("sys.argv", words)
     certified.main()
-    lines = records.read(tmp_path / "out" / "ag_news.jsonl")
+    lines = records.read(tmp_path / "out" / "certified.jsonl")
     assert len(lines) == 4
     for line in lines:
         made_of = records.record_of(line)
@@ -75,4 +75,4 @@ def test_the_study_of_certified_speed_goes_on_where_it_was(tmp_path, monkeypatch
     told = capsys.readouterr()
     assert "ag_news-depth is not there: left out" in told.err and told.out.count("draw 1") == 4
     certified.main()
-    assert records.read(tmp_path / "out" / "ag_news.jsonl") == lines
+    assert records.read(tmp_path / "out" / "certified.jsonl") == lines
