@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from apportion import files
+from apportion import files, tensor_files
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
@@ -82,8 +82,8 @@ def test_every_file_has_the_mode_that_the_umask_says(tmp_path):
     try:
         files.write_text(tmp_path / "text", "x")
         with files.replacing(tmp_path / "tensors") as part:
-            files.save_tensors({"a": torch.zeros(2)}, part)
-        files.save_tensors({"a": torch.zeros(2)}, tmp_path / "more")
+            tensor_files.save_tensors({"a": torch.zeros(2)}, part)
+        tensor_files.save_tensors({"a": torch.zeros(2)}, tmp_path / "more")
     finally:
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
@@ -186,9 +186,9 @@ def test_what_can_not_be_read_again_is_not_written():
 
 def test_damaged_tensors_are_refused_in_one_sentence(tmp_path):
     path = tmp_path / "a.safetensors"
-    files.save_tensors({"a": torch.arange(4.0), "b": torch.zeros(2, 0)}, path)
-    assert files.read_shapes(path) == {"a": ("F32", (4,)), "b": ("F32", (2, 0))}
-    assert files.read_tensors(path)["a"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    tensor_files.save_tensors({"a": torch.arange(4.0), "b": torch.zeros(2, 0)}, path)
+    assert tensor_files.read_shapes(path) == {"a": ("F32", (4,)), "b": ("F32", (2, 0))}
+    assert tensor_files.read_tensors(path)["a"].tolist() == [0.0, 1.0, 2.0, 3.0]
     whole = path.read_bytes()
     header = json.dumps({"a": {"dtype": "F32", "shape": [10**30], "data_offsets": [0, 16]}})
     for data in (
@@ -199,7 +199,7 @@ def test_damaged_tensors_are_refused_in_one_sentence(tmp_path):
         len(header).to_bytes(8, "little") + header.encode() + bytes(16),
     ):
         path.write_bytes(data)
-        for read in (files.read_shapes, files.read_tensors):
+        for read in (tensor_files.read_shapes, tensor_files.read_tensors):
             with pytest.raises(ValueError, match="not readable as safetensors") as refused:
                 read(path)
             assert "\n" not in str(refused.value)

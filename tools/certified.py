@@ -76,10 +76,10 @@ def train_depth(place: Place, name: str) -> None:
     study = STUDIES[name]
     plan = read_experiment(ROOT / "experiments" / f"{study}.toml", place.data / name)
     seed = load(place.checkpoint(name, "nested")).notes["seed"]
-    nested, depth = (
-        next(stage for stage in plan.stages_of(method) if stage.seed == seed)
-        for method in ("nested", "depth")
-    )
+    of_seed = {m: [s for s in plan.stages_of(m) if s.seed == seed] for m in ("nested", "depth")}
+    if not all(of_seed.values()):
+        sys.exit(f"{study}.toml has no depth for seed {seed}, which the nested checkpoint is of")
+    (nested,), (depth,) = of_seed.values()
     stage = replace(nested, method="depth-nested", parent=depth)
     with training_bar(Console(stderr=True)) as bar:
         save(produce(stage, place.runs / study, progress=bar), folder)
@@ -110,17 +110,15 @@ def runtime_of(place: Place, name: str, method: str, kind: str) -> Runtime:
     return Runtime(written)
 
 
-def answers_of(place: Place, label: str, runtime: Runtime, texts: list[str]) -> tuple[Pool, float]:
-    """What every level says of every text, and the seconds that took; kept in a file."""
+def answers_of(place: Place, label: str, runtime: Runtime, texts: list[str]) -> Pool:
+    """What every level says of every text; kept in a file."""
     kept = place.runs / "certified" / f"{label}-{runtime.identity['weights'][:12]}.npz"
     if not kept.exists():
         encoded = runtime.tokenizer.encode(texts)
-        started = time.perf_counter()
         likely = [ask(runtime, encoded, level=level, batch=BATCH) for level in runtime.levels]
         values: dict[str, Any] = {
             "labels": np.array([one.argmax(axis=-1) for one in likely]),
             "margins": np.array([margins_of(one) for one in likely]),
-            "seconds": np.array(time.perf_counter() - started),
         }
         part = kept.with_suffix(".part.npz")
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +126,16 @@ def answers_of(place: Place, label: str, runtime: Runtime, texts: list[str]) -> 
         write_bytes(kept, part.read_bytes())
         part.unlink()
     with np.load(kept) as found:
-        return Pool(found["labels"], found["margins"]), float(found["seconds"])
+        return Pool(found["labels"], found["margins"])
+
+
+def seconds_to_certify(runtime: Runtime, texts: list[str]) -> float:
+    """What all levels take for the rows that tune and test, by the time of these texts."""
+    encoded = runtime.tokenizer.encode(texts)
+    started = time.perf_counter()
+    for level in runtime.levels:
+        ask(runtime, encoded, level=level, batch=BATCH)
+    return (time.perf_counter() - started) * (TUNED + TESTED) / len(texts)
 
 
 def certify_draw(
@@ -206,7 +213,7 @@ def run(place: Place, name: str, method: str, kind: str, *, draws: int) -> None:
         return
     runtime = runtime_of(place, name, method, kind)
     texts = texts_of(place.data / name / "test.csv", runtime)
-    pool, seconds = answers_of(place, f"{name}-{method}-{kind}", runtime, texts)
+    pool = answers_of(place, f"{name}-{method}-{kind}", runtime, texts)
     dense = place.checkpoint(name, "dense")
     eager = Runtime(dense) if kind == "int8" and dense.exists() else None
     file, trained = place.out / "certified.jsonl", load(folder).notes
@@ -225,6 +232,7 @@ def run(place: Place, name: str, method: str, kind: str, *, draws: int) -> None:
         thresholds: list[Any] = [facts["thresholds"] for facts, _ in made]
         # The dense model by torch is slow, and the same in every draw.
         measured = speeds(runtime, thresholds, timed, eager if draw == 1 else None)
+        seconds, lines = round(seconds_to_certify(runtime, timed), 1), list[dict[str, Any]]()
         for (facts, _), speed in zip(made, measured, strict=True):
             record = {
                 "kind": "certified",
@@ -236,14 +244,15 @@ def run(place: Place, name: str, method: str, kind: str, *, draws: int) -> None:
                 "batch": BATCH,
                 **facts,
                 **speed,
-                "seconds": round(seconds * (TUNED + TESTED) / len(texts), 1),
+                "seconds": seconds,
                 **records.provenance(),
             }
             records.record_of(record)  # complains of one that is not of its kind
-            records.append(file, record)
+            lines.append(record)
             told = f"{record['test_disagreements']} of {record['test_rows']} differ"
             promised = f"≤ {record['disagree_at_most']:g}, {record['speed']:.2f}x"
             print(f"{name} {method} {kind} draw {draw}: {promised}, {told}", flush=True)
+        records.append(file, *lines)  # both or none: a draw that has a record is not measured again
 
 
 def main() -> None:

@@ -4,7 +4,8 @@
 
 Each round runs the job on a cluster of two nodes of this machine and kills -9 an actor, the driver
 or the second node at a moment drawn from the time that an undisturbed job takes. A driver that was
-killed is started again; a node that was killed is replaced. The file must then be the one of the
+killed is started again; a node that was killed is replaced. A round that found nothing to kill is
+followed by another, until so many kills there were. The file must then be the one of the
 undisturbed job: no row twice, none lost, the same answers. One record per round, which --out is
 given as well, then a summary.
 """
@@ -26,6 +27,8 @@ import psutil
 from ray_cluster import Nodes, running
 
 import apportion.study.ray_records  # noqa: F401 - makes its kinds known
+from apportion.files import remove
+from apportion.serving.batch.ray_batch import job_folder
 from apportion.serving.runtime.session import Runtime
 from apportion.study import records
 
@@ -41,12 +44,22 @@ def start(model: Path, texts: Path, out: Path, cluster: Nodes, part: int) -> sub
         "print(done.rows, done.before)"
     )
     words = [model, texts, out, cluster.address, part]
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    with (out.parent / "driver.log").open("a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, words)],
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            text=True,
+        )
+
+
+def end(driver: subprocess.Popen[str], patience: float) -> None:
+    """Waits for a driver; one that hangs is killed, and its file is then not as it should be."""
+    try:
+        driver.wait(patience)
+    except subprocess.TimeoutExpired:
+        driver.kill()
+        driver.wait()
 
 
 def below(process: subprocess.Popen[bytes], name: str) -> list[psutil.Process]:
@@ -92,7 +105,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("texts", type=Path)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--part", type=int, default=4096, help="bytes of text in a part")
+    parser.add_argument("--part", type=int, default=8192, help="bytes of text in a part")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--victims", nargs="+", default=VICTIMS, choices=VICTIMS)
     parser.add_argument("--patience", type=float, default=600.0, help="seconds for a job to end")
@@ -112,19 +125,26 @@ def main() -> None:
         out = Path(home) / "labels.csv"
         began = time.monotonic()
         run = (asked.folder, asked.texts, out, cluster, asked.part)
-        start(*run).communicate(timeout=asked.patience)
+        end(start(*run), asked.patience)
+        if not out.exists():
+            said = (out.parent / "driver.log").read_text()
+            sys.exit(f"the undisturbed job failed:\n{said[-4000:]}")
         whole, seconds = read(out), time.monotonic() - began
-        for number in range(asked.kills):
-            out.unlink()
-            victim = asked.victims[number % len(asked.victims)]
+        number = killed_so_far = 0
+        while killed_so_far < asked.kills and number < 3 * asked.kills:
+            number += 1
+            out.unlink(missing_ok=True)
+            remove(job_folder(out))
+            victim = asked.victims[killed_so_far % len(asked.victims)]
             driver = start(*run)
             moment = draw.uniform(0, seconds)
             time.sleep(moment)
             killed = driver.poll() is None and kill(victim, driver, cluster, draw)
+            killed_so_far += killed
             if victim == "driver" and killed:
                 driver.wait()
                 driver = start(*run)
-            driver.communicate(timeout=asked.patience)
+            end(driver, asked.patience)
             while len(cluster.processes) < 2:
                 cluster.add()
             found = read(out) if out.exists() else []
@@ -145,7 +165,7 @@ def main() -> None:
             print(json.dumps(record), flush=True)
             if asked.out:
                 records.append(asked.out, record)
-    print(json.dumps({"rounds": asked.kills, "wrong": wrong, "seconds": round(seconds, 1)}))
+    print(json.dumps({"rounds": number, "kills": killed_so_far, "wrong": wrong}))
     sys.exit(bool(wrong))
 
 

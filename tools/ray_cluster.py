@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from apportion.serving.batch.ray_cluster import require_ray
+
+_STARTED = "Ray runtime started"  # what a node says once it is part of the cluster
 
 
 class Nodes:
@@ -27,6 +30,7 @@ class Nodes:
 
     def __init__(self, port: int, cpus: int) -> None:
         self.port, self.cpus = port, cpus
+        self._home = Path(tempfile.mkdtemp())
         self.processes: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -42,18 +46,15 @@ class Nodes:
         where = [f"--address={self.address}"] if self.processes else head
         words = [ray, "start", *where, f"--num-cpus={self.cpus}", "--block"]
         words += ["--object-store-memory=100000000", "--disable-usage-stats"]
-        node = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        log = self._home / f"node-{len(self.processes)}-{time.monotonic_ns()}.log"
+        with log.open("w") as told:
+            node = subprocess.Popen(words, stdout=told, stderr=subprocess.STDOUT)
         self.processes.append(node)
         until = time.monotonic() + patience
-        while not self._is_there() and time.monotonic() < until:
-            if node.poll() is not None:
-                raise SystemExit(f"`{' '.join(words)}` ended with {node.returncode}")
+        while _STARTED not in log.read_text(errors="replace"):
+            if node.poll() is not None or time.monotonic() > until:
+                raise SystemExit(f"`{' '.join(words)}` did not start:\n{log.read_text()[-2000:]}")
             time.sleep(0.5)
-
-    def _is_there(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0):
-            return True
-        return False
 
     def stop(self) -> None:
         """Ends the nodes, the head last."""
@@ -63,12 +64,13 @@ class Nodes:
                 node.wait(30)
             except subprocess.TimeoutExpired:
                 node.kill()
+        shutil.rmtree(self._home, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def running(nodes: int = 2, *, cpus: int = 1, port: int = 6399) -> Iterator[Nodes]:
     """A cluster inside."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    require_ray()  # sets what nodes and drivers have to agree about
     cluster = Nodes(port, cpus)
     try:
         for _ in range(nodes):

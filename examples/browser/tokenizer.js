@@ -18,6 +18,7 @@ export class Tokenizer {
     if (file.model.type === "BPE") mendSpaces(this.backend.pre_tokenizer);
     this.normalizer = file.normalizer;
     this.truncation = file.truncation;
+    this.tail = settings.kept_tail ?? 0; // tokens of a long text's end that are read, too
     const unknown = file.model.unk_token ?? settings.unk_token?.content ?? settings.unk_token;
     this.unknown = this.backend.token_to_id(unknown);
     // A text of no words shows what is put around every text.
@@ -27,12 +28,23 @@ export class Tokenizer {
   /** The ids of a text: one at least, `max_length` at most; and how many it would have had. */
   encode(text) {
     const words = this.backend.encode(this.prepare(text), { add_special_tokens: false }).tokens;
+    const kept = this.tail ? words : this.truncate(words);
+    const tokens = this.backend.post_processor?.post_process(kept, null, true).tokens ?? kept;
+    const ids = this.ends(tokens.map((token) => this.backend.token_to_id(token) ?? this.unknown));
+    return { ids: ids.length ? ids : [this.unknown], full: words.length + this.around };
+  }
+
+  truncate(words) {
     const room = this.truncation.max_length - this.around;
     const left = this.truncation.direction === "Left";
-    const kept = left ? words.slice(Math.max(0, words.length - room)) : words.slice(0, room);
-    const tokens = this.backend.post_processor?.post_process(kept, null, true).tokens ?? kept;
-    const ids = tokens.map((token) => this.backend.token_to_id(token) ?? this.unknown);
-    return { ids: ids.length ? ids : [this.unknown], full: words.length + this.around };
+    return left ? words.slice(Math.max(0, words.length - room)) : words.slice(0, room);
+  }
+
+  /** The first and last ids of a text, where a tail is kept and there are too many. */
+  ends(ids) {
+    const length = this.truncation.max_length;
+    if (!this.tail || ids.length <= length) return ids;
+    return [...ids.slice(0, length - this.tail), ...ids.slice(-this.tail)];
   }
 
   prepare(text) {

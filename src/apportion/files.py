@@ -20,12 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin
-
-from safetensors import SafetensorError, safe_open
-
-if TYPE_CHECKING:  # an exported folder is run without torch
-    from torch import Tensor
+from typing import Any, Literal, Union, get_args, get_origin
 
 if sys.platform == "win32":
     import msvcrt
@@ -99,6 +94,35 @@ def _is_running(process: int) -> bool:
     except PermissionError:
         pass  # somebody else's
     return True
+
+
+def put(part: Path, folder: Path) -> None:
+    """Moves a written folder to its place; what stood there goes only when the new one stands."""
+    for written in part.iterdir():
+        with written.open("rb+") as file:
+            os.fsync(file.fileno())
+    previous = previous_of(folder)
+    if folder.exists():
+        # Between these two moves `present` finds the previous one: a kill loses nothing.
+        remove(previous)
+        folder.rename(previous)
+    try:
+        part.rename(folder)
+    except OSError:
+        if previous.exists():
+            previous.rename(folder)
+        raise
+    remove(previous)
+
+
+def present(folder: Path) -> Path:
+    """The folder, or the one that it was to replace if a kill fell between the two moves."""
+    return folder if folder.exists() or not previous_of(folder).exists() else previous_of(folder)
+
+
+def previous_of(folder: Path) -> Path:
+    """Where a folder stands while another takes its place."""
+    return folder.with_name(f".{folder.name}.previous")
 
 
 def remove(path: Path) -> None:
@@ -237,66 +261,6 @@ def json_text(values: Mapping[str, Any], what: str) -> str:
         return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{what} can't be written as JSON: {error}") from None
-
-
-def save_tensors(
-    tensors: Mapping[str, Tensor], path: Path, header: dict[str, str] | None = None
-) -> None:
-    """Writes tensors by name, from any device and in any layout.
-
-    Tied ones, which share their memory, are written once for each name: a model that ties them
-    reads the same values twice.
-    """
-    from safetensors.torch import save_file
-
-    ready: dict[str, Tensor] = {}
-    places: set[int] = set()
-    for name, value in tensors.items():
-        value = value.detach().cpu().contiguous()
-        place = value.untyped_storage().data_ptr()
-        ready[name] = value.clone() if place in places else value
-        places.add(place)
-    # A full disk shows as a SafetensorError; to a caller it is a failed write like any other.
-    try:
-        path.touch()
-        mode = path.stat().st_mode
-        save_file(ready, path, metadata=header)
-        path.chmod(mode)  # the library puts another file there, which only its owner can read
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-
-
-class Shape(NamedTuple):
-    """What a file's header says of a tensor."""
-
-    dtype: str
-    sizes: tuple[int, ...]
-
-
-def read_shapes(path: Path) -> dict[str, Shape]:
-    """The shapes of the tensors in a file, by name; the tensors are not read."""
-    with _opened(path) as file:
-        return {
-            name: Shape(part.get_dtype(), tuple(part.get_shape()))
-            for name in file.keys()  # noqa: SIM118 - not a dict
-            for part in (file.get_slice(name),)
-        }
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors in a file by name."""
-    with _opened(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except Exception as error:  # the library's own errors, and others for odd types
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path} is not readable as safetensors: {reason}") from None
 
 
 _CALLED = {

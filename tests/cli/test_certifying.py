@@ -72,9 +72,10 @@ def test_files_keep_what_the_command_states(home, tmp_path, capsys):
     """Each file is drawn from the same texts; the truth is the whole model's answers."""
     folder = str(home / "onnx")
     lines = [(row["topic"], row["text"]) for row in answers(home / "texts.csv")]
-    for seed in range(3):
+    broken = 0
+    for seed in range(20):
         file, out = tmp_path / "file.csv", tmp_path / "labels.csv"
-        write(file, lines[seed * 200 : seed * 200 + 1000], ("topic", "text"))
+        write(file, lines[seed * 40 : seed * 40 + 1000], ("topic", "text"))
         promise = ("--disagree-at-most", "0.05", "--confidence", "0.9", "--seed", str(seed))
         words = ("predict", folder, str(file), "--out")
         code, _, said = run(capsys, *words, str(out), *promise)
@@ -85,7 +86,8 @@ def test_files_keep_what_the_command_states(home, tmp_path, capsys):
         run(capsys, *words, str(tmp_path / "whole.csv"))
         truth = [row["label"] for row in answers(tmp_path / "whole.csv")]
         given = [row["label"] for row in answers(out)]
-        assert sum(map(str.__ne__, given, truth)) <= statement["at_most"]
+        broken += sum(map(str.__ne__, given, truth)) > statement["at_most"]
+    assert broken <= 5  # of 20, at 90 % confidence: more is beyond 98 % of what that allows
     write(file, lines[:60], ("topic", "text"))
     code, _, said = run(capsys, *words, str(out), "--disagree-at-most", "0.01")
     assert code == 0 and "too small to certify" in said
@@ -114,6 +116,10 @@ def test_tags_lead_to_budgets_certificates_and_other_folders(home, capsys):
     asked = ("--routing", str(home / "routing.toml"), "--tag", "topic")
     code, _, said = run(capsys, *words, *asked)
     assert code == 0 and "the tag 'law' has no route" in said
+    (home / "bare.csv").write_text("news,a text without a header\n")
+    bare = ("predict", str(home / "onnx"), str(home / "bare.csv"), "--out", str(home / "b.csv"))
+    code, _, told = run(capsys, *bare, *asked)
+    assert code == 2 and "there is no column 'topic'" in told and not (home / "b.csv").exists()
     assert len(answers(home / "r.csv")) == 134
     (home / "routing.toml").write_text("[tags.news]\nwithin_ms = 5.0\n")
     code, _, said = run(capsys, *words, *asked)
@@ -135,6 +141,13 @@ def test_tags_lead_to_budgets_certificates_and_other_folders(home, capsys):
         ("predict F t.csv --routing r.toml", "there is no routing file r.toml"),
         ("predict F t.csv --audit 0.1", "--audit needs --certificate"),
         ("predict F t.csv --routing r.toml --audit 0.1", "--audit needs --certificate"),
+        ("certify F --texts t.csv --rows -5", "--rows and --batch are 1 at least, not -5 and 32"),
+        ("certify F --texts t.csv --batch 0", "--rows and --batch are 1 at least"),
+        ("certify F --texts t.csv --out c.svg", "c.svg is a --figure by its name"),
+        ("certify F --texts t.parquet", "not Parquet"),
+        ("predict F t.csv --certificate c.json --batch 0", "--batch is 1 at least, not 0"),
+        ("predict F t.parquet", "Parquet is read by --engine ray"),
+        ("predict F t.csv --seed 3", "--seed is of the rows that --disagree-at-most draws"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_writes_nothing(tmp_path, monkeypatch, capsys, words, said):

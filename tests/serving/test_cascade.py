@@ -16,7 +16,7 @@ from apportion.serving.guarantees.cascade import Cascade, Pool, ends_at
 from apportion.serving.guarantees.certificate import Certificate, digest
 from apportion.serving.guarantees.certifying import certify, texts_needed
 from apportion.serving.guarantees.drift import Drift
-from apportion.serving.guarantees.file_certifying import certify_file, draw_rows
+from apportion.serving.guarantees.file_certifying import certify_file, draw_rows, most_rows
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +125,18 @@ def test_a_runtime_without_a_whole_model_is_refused():
         certify(runtime, runtime.texts())
 
 
+def test_answers_that_depend_on_their_batch_are_not_promised():
+    runtime = Cached(pool(10, 2))
+    runtime.facts = {**runtime.facts, "scales": "dynamic"}
+    with pytest.raises(ValueError, match="export with static scales"):
+        certify(runtime, runtime.texts())
+
+
+def test_a_promise_that_needs_few_rows_still_tunes_on_some():
+    needed = texts_needed(0.5, 0.5)
+    assert needed // 3 == 20
+
+
 def test_a_certificate_is_read_as_it_was_written(certificate, tmp_path):
     certificate.save(tmp_path / "c.json")
     assert Certificate.load(tmp_path / "c.json") == certificate
@@ -133,7 +145,7 @@ def test_a_certificate_is_read_as_it_was_written(certificate, tmp_path):
 @pytest.mark.parametrize("name", ["weights", "tokenizer", "runtime", "precision"])
 def test_a_certificate_of_another_model_is_refused(certificate, runtime, name):
     other = replace(certificate, identity={**certificate.identity, name: "y" * 64})
-    with pytest.raises(ValueError, match=f"another {name} .yyyyyyyyyyyy….*certify this folder"):
+    with pytest.raises(ValueError, match=f"other {name} .yyyyyyyyyyyy….*certify this folder"):
         Cascade.certified(runtime, other)
 
 
@@ -202,7 +214,7 @@ def test_audits_that_differ_too_often_hand_over_to_the_whole_model(certificate):
 
 
 def test_a_file_keeps_the_whole_models_answers_to_the_drawn_rows(runtime):
-    count, drawn = draw_rows(iter(rows_of(runtime)), seed=4)
+    count, drawn = draw_rows(iter(rows_of(runtime)), most=most_rows(0.02, 0.05), seed=4)
     assert count == 4000 and len({row.line for row in drawn}) == 3000
     made = certify_file(runtime, drawn, count=count, disagree_at_most=0.02, confidence=0.95, seed=4)
     statement = made.statement
@@ -218,7 +230,7 @@ def test_a_file_keeps_the_whole_models_answers_to_the_drawn_rows(runtime):
 
 
 def test_a_small_file_is_answered_whole(runtime):
-    count, drawn = draw_rows(iter(rows_of(runtime)[:200]), seed=4)
+    count, drawn = draw_rows(iter(rows_of(runtime)[:200]), most=3000, seed=4)
     made = certify_file(runtime, drawn, count=count, disagree_at_most=0.01, confidence=0.95, seed=4)
     assert not made.statement.certified and made.statement.at_most == 0
     assert "too small" in made.statement.says

@@ -10,7 +10,7 @@ import pytest
 from pools import PRICES, pool
 
 from apportion.serving.guarantees.cascade import ends_at
-from apportion.serving.guarantees.file_certifying import draw_sizes, last_of_file
+from apportion.serving.guarantees.file_certifying import draw_sizes, last_of_file, most_rows
 from apportion.serving.guarantees.guarantee import (
     binomial_bound,
     binomial_tail,
@@ -202,6 +202,14 @@ def test_files_whose_own_rows_tuned_keep_it_too():
         found.append((wrong[last].sum() > EPSILON * count, last > 0))
     broken, early = np.sum(found, axis=0)
     assert broken <= 4 and early > 18  # five of 30 are beyond 95 % of what 5 % would give
+
+
+def test_a_strict_promise_draws_more_rows():
+    """Of a large file, a thousandth can be promised."""
+    most = most_rows(0.001, 0.05)
+    tuned, tested = draw_sizes(10**7, epsilon=0.001, delta=0.05)
+    assert 3000 < tuned + tested <= most
+    assert most_rows(0.01, 0.05) == 3000
 
 
 def test_a_file_that_is_too_small_is_not_drawn_from():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -188,6 +189,7 @@ def test_an_audit_that_fails_is_forgotten():
 class Held:
     """What a promise is checked against."""
 
+    facts: ClassVar[dict] = {}
     levels, identity = LEVELS, IDENTITY
 
 

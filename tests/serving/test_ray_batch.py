@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,15 @@ from apportion.models.hub import tokenizer_of_folder
 from apportion.models.reloading import load_folder
 from apportion.serving.batch.parts import Parts
 from apportion.serving.batch.questions import Question
-from apportion.serving.batch.ray_batch import Actor, job_folder, predict_on_ray
+from apportion.serving.batch.ray_batch import (
+    PART,
+    Actor,
+    actors_for,
+    job_folder,
+    names_of,
+    predict_on_ray,
+)
+from apportion.serving.batch.ray_cluster import require_ray
 from apportion.serving.guarantees.cascade import Cascade, ask, margins_of
 from apportion.serving.runtime.exporting import export
 from apportion.serving.runtime.session import Runtime
@@ -223,6 +231,52 @@ def test_a_folder_of_another_job_is_not_gone_on_with(models, texts, tmp_path, mo
         predict_on_ray(models / "exported", texts, out=out, budget=0.5)
 
 
+def test_a_job_that_fails_before_its_first_answer_leaves_nothing(
+    models, texts, tmp_path, monkeypatch
+):
+    @contextmanager
+    def fails(address):
+        raise OSError("Ray did not start on this machine")
+        yield
+
+    monkeypatch.setattr("apportion.serving.batch.ray_batch.connected", fails)
+    with pytest.raises(OSError, match="did not start"):
+        predict_on_ray(models / "exported", texts, out=tmp_path / "out.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["texts"]
+
+
+def test_one_file_has_work_for_as_many_actors_as_it_has_parts():
+    assert actors_for(2_000_000, asked=2, cpus=8.0, part=PART) == 2
+    assert actors_for(2_000_000, asked=None, cpus=8.0, part=PART) == 8
+    assert actors_for(100, asked=2, cpus=8.0, part=PART) == 1
+
+
+def test_files_of_one_name_in_two_folders_are_told_apart():
+    assert names_of([Path("/a/x.csv"), Path("/b/y.csv")]) == ("x.csv", "y.csv")
+    assert names_of([Path("/c/a/x.csv"), Path("/c/b/x.csv")]) == ("a/x.csv", "b/x.csv")
+
+
+def test_a_row_in_two_parts_is_one_answer(tmp_path):
+
+    (tmp_path / "done").mkdir()
+    for name, numbers in (("a", [0, 1, 2]), ("b", [2, 3])):
+        pq.write_table(pa.table({"row": numbers}), tmp_path / "done" / f"{name}.parquet")
+    assert Parts(tmp_path).numbers().tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("token", "mode"), [(True, "token"), (False, None)])
+def test_whoever_has_a_token_of_rays_shows_it(tmp_path, monkeypatch, token, mode):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    if token:
+        (tmp_path / "token").write_text("secret")
+    require_ray()
+    found = os.environ.get("RAY_AUTH_MODE")
+    monkeypatch.setenv("RAY_AUTH_MODE", "")  # is undone at the end, whoever set it
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    assert found == mode
+
+
 def closed_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -237,7 +291,7 @@ def test_an_address_without_ray_fails_by_a_sentence_in_time(models, texts, tmp_p
     code, said, told = command(capsys, *words, "--address", f"127.0.0.1:{closed_port()}")
     assert (code, said) == (2, "") and "no Ray answers at '127.0.0.1:" in told
     assert time.monotonic() - started < 60  # 15 s on a machine that is not busy
-    assert not out.exists()
+    assert not out.exists() and not job_folder(out).exists()
 
 
 def refused(capsys, *words: object) -> str:
@@ -262,6 +316,8 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(models, texts, tmp_path, c
         ((model, texts, *ray, "--actors", "0"), "must be at least 1"),
         ((model, texts, *ray, "--threads", "2"), "each actor has one thread"),
         ((model, texts, *ray, "--soft"), "--soft is for --engine local"),
+        ((model, texts, *ray, "--length", "99"), "--length is for --engine local"),
+        ((model, texts, *ray, "--until-sure", "r.json"), "--until-sure is for --engine local"),
         ((model, texts, *ray, "-b", "0.01"), "below the lowest level"),
         ((model, texts, "--engine", "ray", "--out", tmp_path / "x.txt"), "ends in .csv, .jsonl or"),
         ((model, texts, "--engine", "ray", "--out", texts / "a.csv"), "one of the files of the"),

@@ -26,8 +26,9 @@ from apportion.elastic.elastic import Elastic
 from apportion.method.units import Allocation
 from apportion.models.hub import tokenizer_of_folder
 from apportion.models.reloading import load_folder
+from apportion.serving.milliseconds.machine import int8_target
 from apportion.serving.runtime.engines import open_session
-from apportion.serving.runtime.exporting import export, this_target
+from apportion.serving.runtime.exporting import export
 from apportion.serving.runtime.graph import build_graph
 from apportion.serving.runtime.quantisation import calibrate_scales
 from apportion.serving.runtime.rounding import (
@@ -262,7 +263,7 @@ def test_an_exported_folder_answers_texts(checkpoint, tmp_path, int8):
     facts = export(checkpoint, tmp_path / "out", texts=TEXTS, int8=int8)
     assert facts["levels"] == [0.25, 0.375, 0.5, 0.75, 1.0]
     assert facts["costs"] == sorted(facts["costs"]) and facts["costs"][-1] == 1.0
-    assert facts["target"] == (this_target() if int8 else None)
+    assert facts["target"] == (int8_target() if int8 else None)
     runtime = Runtime(tmp_path / "out")
     views = Skipping(checkpoint.model)
     for level in (0.25, 1.0):
@@ -323,6 +324,9 @@ def test_only_nested_classifiers_of_known_architectures_are_exported(checkpoint,
     own = Elastic(encoder, ALL, length=12, block=16)
     with pytest.raises(ValueError, match="can't be exported; classifiers of texts can"):
         build_graph(own.nested(), (1.0,))
+    with pytest.raises(ValueError, match="can't be exported; classifiers of texts can"):
+        export(Checkpoint(own.nested()), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_folder_is_refused_in_one_sentence(checkpoint, tmp_path):
@@ -335,10 +339,28 @@ def test_a_damaged_folder_is_refused_in_one_sentence(checkpoint, tmp_path):
     graph.unlink()
     with pytest.raises(ValueError, match=r"has no model.onnx"):
         Runtime(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"levels": [2.0]}, "is damaged: levels"),
+        ({"precision": None}, "is damaged"),
+        ({"kept": []}, "is damaged"),
+        ({"classes": []}, "is damaged"),
+        ({"task": "x"}, "is damaged"),
+        ({"classes": ["one"]}, "names 1 classes, and its graph has 3"),
+        ({"version": 9}, "is of version 9"),
+        ({"format": "other"}, "was not|no checkpoint|apportion"),
+    ],
+)
+def test_a_damaged_manifest_is_refused_in_one_sentence(checkpoint, tmp_path, changed, says):
+    export(checkpoint, tmp_path / "out", levels=[0.5, 1.0])
     manifest = tmp_path / "out" / "apportion.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "levels": [2.0]}))
-    with pytest.raises(ValueError, match="levels"):
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **changed}))
+    with pytest.raises(ValueError, match=says) as refused:
         Runtime(tmp_path / "out")
+    assert "\n" not in str(refused.value)
 
 
 def test_the_folder_of_somebody_else_is_left_alone(checkpoint, tmp_path):
@@ -377,7 +399,7 @@ def test_the_command_exports_and_says_how_the_file_answers(checkpoint, tmp_path,
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     words = ["export", str(tmp_path / "nested"), "--out", str(tmp_path / "onnx"), "--int8"]
     code, out, err = command(capsys, *words)
-    assert code == 2 and "int8 needs texts" in err
+    assert code == 2 and "give some with --texts FILE" in err
     words += ["--texts", str(tmp_path / "texts.txt"), "--levels", "0.5,1"]
     code, out, _ = command(capsys, *words)
     assert code == 0 and "same label" in out and "0.5" in out
@@ -396,6 +418,48 @@ def test_texts_are_the_training_rows_where_none_are_given(checkpoint, tmp_path, 
     words = ["export", str(tmp_path / "nested"), "--out", str(tmp_path / "onnx"), "--int8"]
     assert command(capsys, *words)[0] == 0
     assert Runtime(tmp_path / "onnx").facts["checked"]["rows"] == 12
+
+
+def test_int8_without_texts_is_refused_by_the_name_of_the_option(checkpoint, tmp_path, capsys):
+    save(checkpoint, tmp_path / "nested")
+    words = ["export", str(tmp_path / "nested"), "--out", str(tmp_path / "onnx"), "--int8"]
+    code, _, said = command(capsys, *words)
+    assert code == 2 and "give some with --texts FILE" in " ".join(said.split())
+    assert not (tmp_path / "onnx").exists()
+
+
+def test_a_file_for_vnni_warns_where_there_is_none(checkpoint, tmp_path, monkeypatch):
+    export(checkpoint, tmp_path / "out", texts=TEXTS, int8=True, target="vnni")
+    monkeypatch.setattr("apportion.serving.runtime.engines.int8_target", lambda: "any")
+    with pytest.warns(UserWarning, match="processors with VNNI, which this one has not"):
+        Runtime(tmp_path / "out")
+
+
+def test_dynamic_scales_are_checked_on_all_texts(checkpoint, tmp_path):
+    many = [f"{text} {n}" for n in range(8) for text in TEXTS][:100]
+    for scales, count in (("dynamic", 100), ("static", 64)):
+        facts = export(checkpoint, tmp_path / scales, texts=many, int8=True, scales=scales)
+        assert facts["checked"]["rows"] == count
+
+
+def test_a_folder_that_can_not_take_its_place_leaves_the_old_one(checkpoint, tmp_path, monkeypatch):
+    export(checkpoint, tmp_path / "out", levels=[0.5, 1.0])
+    moves, rename = [], Path.rename
+
+    def second_fails(path, target):
+        moves.append(path)
+        if len(moves) == 2:
+            raise OSError(28, "No space left on device")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", second_fails)
+    with pytest.raises(OSError, match="No space"):
+        export(checkpoint, tmp_path / "out", levels=[1.0])
+    assert len(moves) == 3 and Runtime(tmp_path / "out").levels == (0.5, 1.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    monkeypatch.undo()
+    (tmp_path / "out").rename(tmp_path / ".out.previous")  # a kill between the two moves
+    assert Runtime(tmp_path / "out").levels == (0.5, 1.0)
 
 
 def test_a_file_that_answers_otherwise_is_said_to(checkpoint, tmp_path, capsys, monkeypatch):
@@ -519,3 +583,34 @@ def test_a_runtime_needs_a_folder_and_threads(both, tmp_path):
         Runtime(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="threads must be a whole number"):
         Runtime(both[1].folder, threads=0)
+    with pytest.raises(ValueError, match="threads must be a whole number"):
+        Runtime(both[1].folder, threads=True)
+
+
+def test_arrays_and_texts_that_can_not_be_read_are_refused_alike(both):
+    ids = np.array([[2, 7, 8, 3]])
+    for runtime in both:
+        for wrong in (ids - 3, ids + 10**6, ids + 0.5):
+            with pytest.raises(ValueError, match="input_ids are whole numbers from 0 to"):
+                runtime(wrong)
+        with pytest.raises(ValueError, match=r"token_type_ids are \(1, 4\)"):
+            runtime(ids, token_type_ids=ids[:, :2])
+        with pytest.raises(ValueError, match=r"\[text\]"):
+            runtime.predict("abc")
+        for batch in (0, -1, 2.0):
+            with pytest.raises(ValueError, match="1 row at least"):
+                runtime.predict(TEXTS, batch=batch)
+        for budget in ("0.5", True, float("nan")):
+            with pytest.raises(ValueError, match=r"in \(0, 1\]"):
+                runtime.predict(TEXTS, budget=budget)
+        with pytest.raises(ValueError, match="needs within_ms"):
+            runtime.predict(TEXTS, strict=True)
+
+
+def test_answers_that_are_no_numbers_are_refused(both, monkeypatch):
+    engine = both[1]._engine
+    monkeypatch.setattr(
+        engine, "answer", lambda ids, *_: np.full((len(ids), len(both[1].classes)), np.nan)
+    )
+    with pytest.raises(ValueError, match="numbers that are none"):
+        both[1].predict(TEXTS)

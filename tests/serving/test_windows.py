@@ -107,7 +107,7 @@ def test_a_certificate_of_reading_holds_on_its_own_rows_and_is_read_again(runtim
     (tmp_path / "reading.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match="was edited or is damaged"):
         Reading.load(tmp_path / "reading.json")
-    with pytest.raises(ValueError, match="another weights"):
+    with pytest.raises(ValueError, match="other weights"):
         made.check({**runtime.identity, "weights": "other"})
 
 

@@ -45,7 +45,10 @@ class Asked:
     ) -> Iterator[tuple[Iterator[Row | BadRow], Watch]]:
         """The rows, with their tags as labels, and who shows how far it is."""
         from apportion.data.rows import read_csv, read_lines
+        from apportion.data.shards import check_header
 
+        if self.is_csv and tag and self.texts != _STDIN:
+            check_header(self.texts, (tag,))
         columns = self.columns or (runtime.facts.get("task") or {}).get("text", ["text"])
         with opened(self.texts) as stream, Watch(stream, self.texts) as watch:
             if self.is_csv:
@@ -176,11 +179,11 @@ def _by_routing(asked: Asked, file: Path, tag: str | None) -> None:
 def _by_promise(asked: Asked, disagree_at_most: float, confidence: float, seed: int) -> None:
     from apportion.files import discard, sha256
     from apportion.serving.batch.answering import answer_rows, by_cascade
-    from apportion.serving.guarantees.file_certifying import certify_file, draw_rows
+    from apportion.serving.guarantees.file_certifying import certify_file, draw_rows, most_rows
     from apportion.serving.guarantees.guarantee import check_promise
     from apportion.serving.runtime.session import Runtime
 
-    check_promise(disagree_at_most, confidence)
+    epsilon, delta = check_promise(disagree_at_most, confidence)
     if not asked.texts.is_file() or asked.out is None:
         raise ValueError(
             "a promise for one file needs that file, which is read twice, and --out, beside which "
@@ -189,7 +192,7 @@ def _by_promise(asked: Asked, disagree_at_most: float, confidence: float, seed: 
     runtime = Runtime(asked.folder, threads=asked.threads)
     before = sha256(asked.texts)
     with asked.rows(runtime) as (rows, _):
-        count, drawn = draw_rows(rows, seed=seed)
+        count, drawn = draw_rows(rows, most=most_rows(epsilon, delta), seed=seed)
     made = certify_file(
         runtime,
         drawn,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from apportion.serving.runtime.session import Runtime
     from apportion.study.report.table import Table
 
+_PICTURES = (".svg", ".png")
 FILE, READING = "certificate.json", "reading.json"
 
 
@@ -93,6 +94,12 @@ def certify(
     from apportion.study.report.terminal import print_json, show
 
     check_promise(disagree_at_most, confidence)
+    if rows < 1 or batch < 1:
+        raise ValueError(f"--rows and --batch are 1 at least, not {rows} and {batch}")
+    if out is not None and out.suffix in _PICTURES:
+        raise ValueError(f"--out is the certificate; {out.name} is a --figure by its name")
+    if texts.suffix.lower() == ".parquet":
+        raise ValueError("the texts are CSV, or one per line, not Parquet")
     if length is not None:
         from apportion.cli.documents import certify_windows
 
@@ -119,7 +126,7 @@ def certify(
 
     out = folder / FILE if out is None else out
     figure = out.with_suffix(".svg") if figure is None else figure
-    if figure.suffix not in (".svg", ".png"):
+    if figure.suffix not in _PICTURES:
         raise ValueError(f"a figure is a file of .svg or .png, not {figure.name}")
     runtime = Runtime(folder, threads=threads)
     certificate = make_certificate(
@@ -164,7 +171,7 @@ def bought(certificate: Certificate) -> Table:
     else:
         said = (
             f"At most {100 * promised:g} % of the answers differ from the whole model's, with "
-            f"{100 * sure:g} % confidence. "
+            f"{100 * sure:g} % confidence, for different texts like these. "
         )
         said += (
             f"{certificate.disagreements} of {certificate.rows:,} test rows differed; bound "

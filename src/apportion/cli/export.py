@@ -69,10 +69,16 @@ def export(
     from apportion.study.report.terminal import print_json, show
 
     loaded = load(checkpoint)
+    given = _texts(loaded, texts)
+    if int8 and not given:
+        raise ValueError(
+            "int8 takes its scales from texts, and the checkpoint's data is not in a folder here: "
+            "give some with --texts FILE"
+        )
     facts = write_export(
         loaded,
         out,
-        texts=_texts(loaded, texts),
+        texts=given,
         levels=None if levels is None else _numbers(levels),
         int8=int8,
         target=target,

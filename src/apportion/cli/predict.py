@@ -164,9 +164,12 @@ def predict(
     """
     from apportion.cli.ray_jobs import check_engine, check_unused, predict_with_ray
 
+    if batch < 1:
+        raise ValueError(f"--batch is 1 at least, not {batch}")
     if check_engine(engine, address, actors=actors, id=id_column):
-        local = {"strict": strict, "soft": soft, "within_ms": within_ms, "format": form}
-        check_unused(**local, audit=audit, disagree_at_most=disagree_at_most, seed=seed)
+        check_unused(strict=strict, soft=soft, within_ms=within_ms, format=form, audit=audit)
+        check_unused(disagree_at_most=disagree_at_most, seed=seed)
+        check_unused(length=length, overlap=overlap, until_sure=until_sure)
         predict_with_ray(
             folder,
             texts,
@@ -188,6 +191,8 @@ def predict(
     from apportion.serving.runtime.prediction import CHUNK, FORMATS, lines_of
     from apportion.serving.runtime.prediction import predict as run_predict
 
+    if texts.suffix.lower() == ".parquet":
+        raise ValueError("Parquet is read by --engine ray; the local engine reads CSV and lines")
     form = form or ("jsonl" if out and out.suffix in (".jsonl", ".json") else "csv")
     if form not in FORMATS:
         raise ValueError(f"--format is one of {', '.join(FORMATS)}, not {form!r}")
@@ -232,6 +237,8 @@ def predict(
         return
     if audit is not None or tag is not None:
         raise ValueError("--audit needs --certificate, and --tag needs --routing")
+    if seed is not None:
+        raise ValueError("--seed is of the rows that --disagree-at-most draws")
     if within_ms is None:
         if strict:
             raise ValueError("--strict needs --within-ms")

@@ -114,7 +114,7 @@ def read_shard(shard: Shard, columns: Columns) -> Iterator[MarkedRow | BadRow]:
             )
             for mark in columns.marks or (None,)
         ]
-        _check_header(shard.path, columns.marks)
+        check_header(shard.path, columns.marks)
         for rows in zip(*readers, strict=True):
             yield _marked(rows, columns)
 
@@ -135,7 +135,7 @@ def _marked(rows: Sequence[Row | BadRow], columns: Columns) -> MarkedRow | BadRo
     )
 
 
-def _check_header(path: Path, columns: Sequence[str]) -> None:
+def check_header(path: Path, columns: Sequence[str]) -> None:
     """Complains of a file without a column; one without a header has none that could be named."""
     with open_text(path) as stream:
         names = [name.strip() for name in next(csv.reader(stream), [])]

@@ -51,9 +51,10 @@ from apportion.files import (
     holding,
     json_text,
     part_of,
-    remove,
+    present,
+    previous_of,
+    put,
     resolved,
-    save_tensors,
     sha256,
 )
 from apportion.method.units import Allocation, Units
@@ -64,6 +65,7 @@ from apportion.models.labels import CLASSIFIES, class_names
 from apportion.models.reloading import carry_code, kept_of, load_folder
 from apportion.models.sites import find_sites, units_of
 from apportion.models.sizes import CONFIG, WEIGHTS
+from apportion.tensor_files import save_tensors
 
 
 @dataclass(frozen=True)
@@ -146,13 +148,7 @@ def save(
             with part_of(folder, alone) as part:
                 part.mkdir()
                 _write(checkpoint, part, self_contained)
-                previous = _previous(folder)
-                if folder.exists():
-                    # Between these two moves `load` finds the previous one: a kill loses nothing.
-                    remove(previous)
-                    folder.rename(previous)
-                part.rename(folder)
-                remove(previous)
+                put(part, folder)
         except OSError as error:
             reason = error.strerror or error
             raise OSError(f"could not write checkpoint {folder}: {reason}") from error
@@ -167,7 +163,7 @@ def load(folder: str | Path) -> Checkpoint:
     while True:
         before = _identities(folder)
         try:
-            return _load(_present(folder))
+            return _load(present(folder))
         except (ValueError, OSError):
             if _identities(folder) == before:
                 raise
@@ -177,7 +173,7 @@ def load(folder: str | Path) -> Checkpoint:
 def _identities(folder: Path) -> list[tuple[int, int, int] | None]:
     """What tells the folder, and the one that it replaces, from those of another save."""
     found: list[tuple[int, int, int] | None] = []
-    for path in (folder, _previous(folder)):
+    for path in (folder, previous_of(folder)):
         try:
             status = path.stat()
         except OSError:
@@ -213,12 +209,12 @@ def _load(folder: Path) -> Checkpoint:
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
     """What a checkpoint says of itself, without its weights."""
-    return _read_manifest(_present(Path(folder)))
+    return _read_manifest(present(Path(folder)))
 
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether there is a checkpoint in a folder, whole or not."""
-    return (_present(folder) / MANIFEST).exists()
+    return (present(folder) / MANIFEST).exists()
 
 
 def limit(model: nn.Module, floor: int, lowest: float) -> None:
@@ -301,9 +297,6 @@ def _write(checkpoint: Checkpoint, folder: Path, self_contained: bool) -> None:
         length=checkpoint.length,
     )
     (folder / CARD).write_text(card, encoding="utf-8")
-    for written in folder.iterdir():
-        with written.open("rb+") as file:
-            os.fsync(file.fileno())
 
 
 def _check_shape(plain: nn.Module, config: Mapping[str, Any], kept: Allocation | None) -> None:
@@ -320,12 +313,3 @@ def _check_shape(plain: nn.Module, config: Mapping[str, Any], kept: Allocation |
 
 def _write_json(values: Mapping[str, Any], path: Path) -> None:
     path.write_text(json_text(values, path.name), encoding="utf-8")
-
-
-def _previous(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.previous")
-
-
-def _present(folder: Path) -> Path:
-    """The folder, or the one that it was to replace if a kill fell between the two moves."""
-    return folder if folder.exists() or not _previous(folder).exists() else _previous(folder)

@@ -24,7 +24,7 @@ from apportion.elastic.consistency import (
     is_whole,
 )
 from apportion.elastic.elastic import TRAINED_FORMS, Elastic, Form
-from apportion.files import Shape, read_json, read_shapes, read_tensors, sha256
+from apportion.files import read_json, sha256
 from apportion.method.frontier import Frontier
 from apportion.method.length import Schedule
 from apportion.method.units import KINDS, Allocation, Units, check_budget
@@ -35,6 +35,7 @@ from apportion.models.reloading import RECORD
 from apportion.models.sites import find_sites
 from apportion.models.sizes import CONFIG, WEIGHTS, check_sizes, difference
 from apportion.models.surgery import cut
+from apportion.tensor_files import Shape, read_shapes, read_tensors
 
 FORMAT = "apportion-checkpoint"
 VERSION = 1

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apportion.files import Shape, read_json, read_shapes
+from apportion.files import read_json
+from apportion.tensor_files import Shape, read_shapes
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 # Sizes, and numbers of layers, that cost next to nothing to build without weights.

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from apportion.data.task import Task
 from apportion.elastic.checkpoint import weights_digest
 from apportion.elastic.elastic import Elastic, plain_of
-from apportion.files import replacing, save_tensors
+from apportion.files import replacing
+from apportion.tensor_files import save_tensors
 from apportion.training.recipes import Recipe
 
 

@@ -23,7 +23,8 @@ from apportion.data.views import nearest_tokens, views
 from apportion.elastic.checkpoint import weights_digest
 from apportion.elastic.elastic import logits_of, plain_of
 from apportion.elastic.evaluation import answers_by_batch
-from apportion.files import read_tensors, replacing, save_tensors
+from apportion.files import replacing
+from apportion.tensor_files import read_tensors, save_tensors
 
 _BATCH = 64
 _COOLEST, _HOTTEST = 0.1, 10.0  # temperatures that are tried

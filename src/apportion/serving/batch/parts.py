@@ -66,12 +66,12 @@ class Parts:
         return sum(self._rows.values())
 
     def numbers(self) -> NDArray[np.int64]:
-        """The numbers of the rows that have been answered."""
+        """The numbers of the rows that have been answered, each once."""
         import pyarrow.parquet as pq
 
         files = (self.done / f"{name}.parquet" for name in self._names())
         found = [pq.read_table(file).column("row").to_numpy() for file in files]
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+        return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
 
     def _names(self) -> set[str]:
         if not self.done.is_dir():

@@ -31,10 +31,10 @@ from apportion.serving.batch.parts import (
     write_answers,
 )
 from apportion.serving.batch.questions import Question, answerer
-from apportion.serving.batch.ray_cluster import connected, require_ray
+from apportion.serving.batch.ray_cluster import check_answers, connected, require_ray
 from apportion.serving.batch.routing import read_routing
 
-PART = 256 * 1024  # bytes of text that are answered, written and noted together
+PART = 128 * 1024  # bytes of text that are answered, written and noted together
 _GROUP = 16 * 2**20  # bytes of files that one task reads
 # Of a CPU, for a reader or a writer: they wait most of the time. No actor has three decimals: with
 # the same share as an actor, a reader would become part of it, and one file would keep one actor.
@@ -82,6 +82,8 @@ def predict_on_ray(
     """
     started = time.monotonic()
     require_ray()
+    if address is not None:
+        check_answers(address)  # before texts are counted, which may take long
     out = Path(out).absolute()
     form_of(out)
     if min(batch, part, 1 if actors is None else actors) < 1:
@@ -102,7 +104,7 @@ def predict_on_ray(
     shards = find_shards(texts, columns, kind=kind)
     if out in [shard.path for shard in shards]:
         raise ValueError(f"--out {out.name} is one of the files of the texts; choose another")
-    names = tuple(shard.path.name for shard in shards)
+    names = names_of([shard.path for shard in shards])
     layout = Layout(classes, names, id=id is not None, budget=bool(certificate or routing))
     total = sum(shard.rows for shard in shards)
     place = job_folder(out)
@@ -110,10 +112,15 @@ def predict_on_ray(
         _open_job(place, _job_of(question, runtime.identity, shards, columns))
         del runtime
         parts = Parts(place)
-        before = parts.rows()
-        if before < total:
-            with connected(address) as ray, _telling(progress, parts, total):
-                _run(ray, question, shards, columns, place=place, actors=actors, part=part)
+        before = len(parts.numbers())
+        try:
+            if before < total:
+                with connected(address) as ray, _telling(progress, parts, total):
+                    _run(ray, question, shards, columns, place=place, actors=actors, part=part)
+        except BaseException:
+            if not parts.rows():
+                remove(place)  # there is nothing to go on with
+            raise
         counts = _Counts(layout, on_bad_row)
         write_answers(counts.good(parts.merged(), total), out, layout=layout)
         remove(place)
@@ -132,6 +139,15 @@ def _tag_of(question: Question, tag: str | None) -> str | None:
     return tag
 
 
+def names_of(paths: Sequence[Path]) -> tuple[str, ...]:
+    """What the output calls files: by their names or, where two are alike, from a common folder."""
+    names = tuple(path.name for path in paths)
+    if len(set(names)) == len(names):
+        return names
+    common = Path(os.path.commonpath(paths))
+    return tuple(path.relative_to(common).as_posix() for path in paths)
+
+
 def job_folder(out: Path) -> Path:
     """Where a job keeps what it has answered so far: hidden, so that no pattern finds its parts."""
     return out.with_name(f".{out.name}.job")
@@ -142,7 +158,10 @@ def _job_of(
 ) -> dict[str, Any]:
     """All that decides the answers of a job: another job must not go on with its parts."""
     return {
-        "texts": [[shard.path.name, shard.kind, shard.rows, shard.digest] for shard in shards],
+        "texts": [
+            [name, shard.kind, shard.rows, shard.digest]
+            for name, shard in zip(names_of([one.path for one in shards]), shards, strict=True)
+        ],
         "columns": {"text": list(columns.text), "id": columns.id, "tag": columns.tag},
         "model": model,
         "budget": question.budget,
@@ -207,7 +226,7 @@ def _run(
 
     cpus = float(ray.cluster_resources().get("CPU", 1.0))
     source = Texts(shards, columns, group=_GROUP, done=Parts(place).numbers())
-    actors = min(actors or max(1, int(cpus)), len(source.groups))  # more would have nothing to do
+    actors = actors_for(source.estimate_inmemory_data_size(), asked=actors, cpus=cpus, part=part)
     # Actors that take all CPUs would leave none to the readers that they wait for. CPUs are a count
     # to Ray and no fence: each actor still has its thread.
     share = max(0.01, min(0.8, round((cpus - _FREE) / actors, 2)))
@@ -243,6 +262,11 @@ def _run(
             if isinstance(cause, ValueError):
                 raise ValueError(str(cause)) from None
             raise OSError(f"the job on Ray failed; the same command goes on: {error}") from error
+
+
+def actors_for(size: int, *, asked: int | None, cpus: float, part: int) -> int:
+    """As many actors as were asked for, or as there are CPUs; no more than there are parts."""
+    return min(asked or max(1, int(cpus)), max(1, size // part))
 
 
 class Actor:

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Thread
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from apportion.extras import require
 from apportion.files import first_line
 
-_QUICK, _PATIENT = 4.0, 8.0  # seconds to wait for a port to answer, and for Ray behind it
+_QUICK, _PATIENT = 2.0, 8.0  # seconds to wait for a port to answer, and for Ray behind it
 _OBJECTS = 256 * 2**20  # bytes of shared memory on a machine of one's own: blocks are small
 # What a client of HTTP/2 says first, and empty settings; a server of gRPC, as Ray's is, answers
 # with its own settings.
@@ -27,8 +28,18 @@ def require_ray() -> ModuleType:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # A task without GPUs is to leave the variables of GPUs alone, as Ray will do by itself soon.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # `ray start --head` asks for a token as soon as there is one, as any local cluster leaves it;
+    # whoever joins has to be told so.
+    if _has_token():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     ray: ModuleType = require("ray")
     return ray
+
+
+def _has_token() -> bool:
+    """Whether there is a token of Ray's where Ray looks for one."""
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token")
+    return "RAY_AUTH_TOKEN" in os.environ or Path(path).is_file()
 
 
 @contextmanager
@@ -39,7 +50,7 @@ def connected(address: str | None = None, *, cpus: int | None = None) -> Iterato
     """
     ray = require_ray()
     if address is not None:
-        _check_answers(address)
+        check_answers(address)
     if ray.is_initialized():
         yield ray
         return
@@ -58,7 +69,7 @@ def connected(address: str | None = None, *, cpus: int | None = None) -> Iterato
         ray.shutdown()
 
 
-def _check_answers(address: str) -> None:
+def check_answers(address: str) -> None:
     """Complains within 15 s of an address without Ray, where Ray itself would try for minutes."""
     if address == "auto":
         return  # Ray looks for a cluster on this machine, and complains at once

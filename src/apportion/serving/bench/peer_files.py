@@ -26,9 +26,10 @@ from torch import Tensor, nn
 from apportion.elastic.checkpoint import Checkpoint
 from apportion.elastic.elastic import logits_of
 from apportion.files import replacing
+from apportion.serving.milliseconds.machine import int8_target
 from apportion.serving.runtime.engines import LEVELS
 from apportion.serving.runtime.exported import GRAPH, is_export
-from apportion.serving.runtime.exporting import export, this_target
+from apportion.serving.runtime.exporting import export
 
 _CALIBRATED = 256  # texts that scales are taken from, as many as our export takes
 _BATCH = 32
@@ -133,7 +134,7 @@ class PeerFiles:
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
         # 8-bit products saturate on processors without VNNI: there it takes 7 bits, as we do.
-        seven = this_target() != "vnni"
+        seven = int8_target() != "vnni"
         quantize_dynamic(
             self._bare(), path, weight_type=QuantType.QInt8, reduce_range=seven, **more
         )

@@ -151,6 +151,11 @@ def check_whole(runtime: Runtime) -> None:
         )
     if len(runtime.levels) < 2:
         raise ValueError("there is one level only, so no text could end at a smaller one")
+    if runtime.facts.get("scales") == "dynamic":
+        raise ValueError(
+            "dynamic scales make an answer depend on what else is in its batch, so nothing can be "
+            "promised of it; export with static scales"
+        )
 
 
 def _listed(levels: Sequence[float]) -> str:

@@ -70,7 +70,7 @@ class Certificate:
             mine, theirs = self.identity.get(name), identity.get(name)
             if mine != theirs:
                 raise ValueError(
-                    f"the certificate is of another {name} ({_short(mine)}) than this folder's "
+                    f"the certificate has other {name} ({_short(mine)}) than this folder's "
                     f"({_short(theirs)}); certify this folder"
                 )
 

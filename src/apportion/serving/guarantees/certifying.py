@@ -37,7 +37,7 @@ from apportion.serving.guarantees.threshold_path import TIES, Step, find_path
 from apportion.serving.runtime.session import Runtime
 
 ROWS = 3000  # texts that are used: a third of them to tune with
-_TUNED = 3  # one row in three tunes
+_TUNED, _FEWEST = 3, 20  # one row in three tunes, and so many at least
 _FIXED = 0.04  # share of the whole model's time that is not of its units
 _TIMED, _TURNS = 512, 5  # texts and turns that the speed is measured with
 _LENGTHS = (16, 32, 64, 128, 256, 512)  # tokens
@@ -112,7 +112,7 @@ def certify(
 def texts_needed(epsilon: float, delta: float) -> int:
     """The fewest different texts that can certify anything once a third of them has tuned."""
     count = rows_needed(epsilon, delta)
-    while count - count // _TUNED < rows_needed(epsilon, delta):
+    while count - count // _TUNED < rows_needed(epsilon, delta) or count // _TUNED < _FEWEST:
         count += 1
     return count
 

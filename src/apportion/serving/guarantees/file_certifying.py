@@ -26,12 +26,13 @@ from apportion.serving.guarantees.guarantee import (
     draw_needed,
     hypergeometric_tail,
     last_certified,
+    rows_needed,
 )
 from apportion.serving.runtime.session import Runtime
 
 FORMAT, VERSION = "apportion-statement", 1
-MOST = 3000  # rows that are drawn
-_TUNED, _CALIBRATED = 1000, 2000  # of them
+_TUNED, _CALIBRATED = 1000, 2000  # rows that are drawn at most, if so many are enough
+_FEWEST = 50  # that tune
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,13 @@ class Statement:
         write_text(path, json_text(values, str(path)))
 
 
-def draw_rows(
-    rows: Iterable[Row | BadRow], *, most: int = MOST, seed: int
-) -> tuple[int, list[Row]]:
+def most_rows(epsilon: float, delta: float) -> int:
+    """How many rows are drawn at most: a strict promise needs many."""
+    tested = rows_needed(epsilon, delta)
+    return max(_TUNED + _CALIBRATED, tested + tested // 2 + _TUNED)
+
+
+def draw_rows(rows: Iterable[Row | BadRow], *, most: int, seed: int) -> tuple[int, list[Row]]:
     """How many rows can be read, and some of them, each set of that size as likely as any other.
 
     They come in random order, and no more of them are held than are drawn.
@@ -86,8 +91,8 @@ def draw_sizes(count: int, *, epsilon: float, delta: float) -> tuple[int, int] |
         return None
     # Half as many again as can certify anything: one disagreement must not spoil it.
     tested = max(needed + needed // 2, min(_CALIBRATED, count // 10))
-    tuned = max(50, min(_TUNED, tested // 2))
-    return (tuned, tested) if tuned + tested <= min(count // 2, MOST) else None
+    tuned = max(_FEWEST, min(_TUNED, tested // 2))
+    return (tuned, tested) if tuned + tested <= count // 2 else None
 
 
 def last_of_file(

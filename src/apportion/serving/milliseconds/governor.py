@@ -30,6 +30,7 @@ else:
     import tomli as tomllib
 
 # For a machine that has other things to do, and perhaps a battery and no fan.
+_SLACK = 1e-6  # as everywhere: a budget of 0.1 + 0.2 pays for 0.3
 USUAL = """
 [[rule]]
 signal = "pressure"
@@ -209,7 +210,8 @@ class Governor:
     def level(self, levels: Sequence[float]) -> float:
         """The highest of some levels that the budget pays for; the lowest, if it pays for none."""
         budget = self.budget()
-        return max((level for level in levels if level <= budget), default=min(levels))
+        paid = (level for level in levels if level <= budget + _SLACK)
+        return max(paid, default=min(levels))
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -230,7 +232,9 @@ class Governor:
     def untold(self) -> tuple[str, ...]:
         """Signals that rules wait for and that this machine does not tell: those never hold."""
         asked = {rule.signal for rule in self._rules.rule}
-        return tuple(sorted(asked - set(self._readings or self._read())))
+        with self._lock:
+            told = set(self._readings or self._read())
+        return tuple(sorted(asked - told))
 
 
 def _check_budget(budget: float) -> None:

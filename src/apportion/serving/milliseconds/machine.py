@@ -35,6 +35,14 @@ def processor(proc: Path = Path("/proc")) -> tuple[str, str]:
     return ", ".join([name, *named]), " ".join(flag for flag in FLAGS if flag in flags)
 
 
+def int8_target(proc: Path = Path("/proc")) -> str:
+    """What int8 weights this machine computes with: products of 8 bits saturate without VNNI."""
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return "vnni"  # its dot products do not saturate
+    _, flags = processor(proc)
+    return "vnni" if "vnni" in flags else "any"
+
+
 # What a governor may go by, and in which unit.
 SIGNALS = {
     "pressure": "% of the time in which some task waited for a processor",

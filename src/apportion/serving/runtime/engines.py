@@ -6,6 +6,7 @@ Both are made from a folder and say the same of it. Torch is imported for checkp
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from apportion.data.tokenizer import Tokenizer
 from apportion.extras import require
 from apportion.files import first_line, read_json
+from apportion.serving.milliseconds.machine import int8_target
 from apportion.serving.runtime.exported import (
     GRAPH,
     SETTINGS,
@@ -53,6 +55,15 @@ class FileEngine:
         if missing:
             raise ValueError(
                 f"{folder / GRAPH} is no graph that export wrote: it has no input {min(missing)}"
+            )
+        answers, classes = self._session.get_outputs()[0].shape[-1], self.facts["classes"]
+        if answers != len(classes):
+            raise ValueError(f"{folder} names {len(classes)} classes, and its graph has {answers}")
+        if self.facts.get("target") == "vnni" and int8_target() != "vnni":
+            warnings.warn(
+                f"{folder} has int8 weights for processors with VNNI, which this one has not: its "
+                "products saturate, so answers are wrong; export with --target any",
+                stacklevel=3,
             )
         text = (folder / TOKENIZER).read_text(encoding="utf-8")
         self.tokenizer = Tokenizer.from_json(text, read_json(folder / SETTINGS))

@@ -32,10 +32,15 @@ def is_export(folder: Path) -> bool:
 def read_export(folder: Path) -> dict[str, Any]:
     """What an exported folder says of itself, checked."""
     facts = read_json(folder / MANIFEST)
-    if facts.get("format") != FORMAT or facts.get("version") != VERSION:
+    if facts.get("format") != FORMAT:
         raise ValueError(f"{folder} is not an exported model; `apportion export` writes one")
+    if facts.get("version") != VERSION:
+        raise ValueError(
+            f"{folder} is of version {facts.get('version')!r}, this apportion reads {VERSION}; "
+            "export the checkpoint again"
+        )
     levels, classes, files = facts.get("levels"), facts.get("classes"), facts.get("files")
-    costs = facts.get("costs")
+    costs, kept, task = facts.get("costs"), facts.get("kept"), facts.get("task")
     good = (
         isinstance(levels, list)
         and levels
@@ -44,14 +49,20 @@ def read_export(folder: Path) -> dict[str, Any]:
         and isinstance(costs, list)
         and len(costs) == len(levels)
         and all(type(cost) in (int, float) for cost in costs)
+        and isinstance(kept, list)
+        and len(kept) == len(levels)
+        and facts.get("precision") in ("float32", "int8")
+        and (task is None or isinstance(task, dict))
         and isinstance(classes, list)
+        and classes
         and all(isinstance(name, str) for name in classes)
         and isinstance(files, dict)
         and {GRAPH, TOKENIZER, SETTINGS} <= set(files)
     )
     if not good:
         raise ValueError(
-            f"{folder / MANIFEST} is damaged: levels, costs, classes or files can't be right"
+            f"{folder / MANIFEST} is damaged: levels, costs, kept units, precision, task, classes "
+            "or files can't be right"
         )
     return facts
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -17,8 +16,9 @@ from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.checkpoint import Checkpoint, weights_digest
 from apportion.elastic.elastic import Elastic
 from apportion.extras import require
-from apportion.files import holding, json_text, part_of, remove, resolved
+from apportion.files import holding, json_text, part_of, put, resolved
 from apportion.method.units import Allocation
+from apportion.serving.milliseconds.machine import int8_target
 from apportion.serving.runtime.arrays import on_arrays
 from apportion.serving.runtime.engines import LEVELS, check_levels
 from apportion.serving.runtime.exported import (
@@ -33,12 +33,13 @@ from apportion.serving.runtime.exported import (
 )
 from apportion.serving.runtime.prediction import Answering
 from apportion.serving.runtime.session import Runtime
+from apportion.serving.runtime.skeletons import activation_of, skeleton_of
 from apportion.serving.runtime.skipping import Skipping
 
 TARGETS = {"vnni": 8, "any": 7}  # bits of int8 weights: products of 8 saturate without VNNI
 SCALES = ("static", "dynamic")
 _CALIBRATED = 256  # texts that scales are taken from
-_CHECKED = 64  # texts that the written file answers beside the views
+_CHECKED = 64  # texts that the written file answers beside the views; all, of dynamic scales
 _TOGETHER = 32  # texts that are answered in one batch, and alone
 _DIFFERENCE = 1e-3  # of logits in single precision: more is not rounding
 _TIES = 0.05  # of the rows: two tokens may be wanted so alike that rounding decides between them
@@ -65,16 +66,19 @@ def export(
     from apportion.serving.runtime.graph import OPSET, build_graph
     from apportion.serving.runtime.quantisation import calibrate_scales
 
-    model = checkpoint.elastic
+    model, folder = checkpoint.elastic, resolved(Path(folder))
     if model is None:
         raise ValueError(f"a {checkpoint.kind} checkpoint has no budgets to export; convert it")
+    for complains in (skeleton_of, activation_of):  # of what no graph says, before any work
+        complains(model.plain())
+    _check_free(folder)
     if checkpoint.words is None or checkpoint.words.settings is None or not checkpoint.classes:
         raise ValueError(
             "the checkpoint has no tokenizer or no classes, so its file could read no text"
         )
     levels = _levels(model, levels)
     model = nested_at(model, levels)
-    target = this_target() if target is None else target
+    target = int8_target() if target is None else target
     if target not in TARGETS:
         raise ValueError(f"a target is one of {', '.join(TARGETS)}, not {target!r}")
     if scales not in SCALES:
@@ -106,10 +110,9 @@ def export(
         "task": checkpoint.notes.get("task"),
         "data": checkpoint.notes.get("data"),
     }
-    folder = resolved(Path(folder))
+    checked = len(encoded) if scales == "dynamic" else _CHECKED
     with holding(folder) as alone:
-        if folder.exists() and not is_export(folder):
-            raise ValueError(f"{folder} exists and is not an exported model; choose another folder")
+        _check_free(folder)
         with part_of(folder, alone) as part:
             part.mkdir()
             (part / GRAPH).write_bytes(graph.SerializeToString())
@@ -119,11 +122,15 @@ def export(
             names = (GRAPH, TOKENIZER, SETTINGS)
             facts["files"] = {name: facts_of_file(part / name) for name in names}
             (part / MANIFEST).write_text(json_text(facts, MANIFEST), encoding="utf-8")
-            facts["checked"] = _check(part, model, levels, encoded[:_CHECKED], words, int8)
+            facts["checked"] = _check(part, model, levels, encoded[:checked], words, int8)
             (part / MANIFEST).write_text(json_text(facts, MANIFEST), encoding="utf-8")
-            remove(folder)
-            part.rename(folder)
+            put(part, folder)
     return facts
+
+
+def _check_free(folder: Path) -> None:
+    if folder.exists() and not is_export(folder):
+        raise ValueError(f"{folder} exists and is not an exported model; choose another folder")
 
 
 def _shares(kept: Sequence[Allocation]) -> list[list[float] | None]:
@@ -169,17 +176,6 @@ def _counts(kept: Allocation) -> dict[str, dict[str, int]]:
 def _check_installed() -> None:
     require("onnx")
     require("onnxruntime")
-
-
-def this_target() -> str:
-    """What int8 weights this machine computes with."""
-    if platform.machine().lower() in ("aarch64", "arm64"):
-        return "vnni"  # its dot products do not saturate
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return "any"
-    return "vnni" if "avx512_vnni" in flags or "avx_vnni" in flags else "any"
 
 
 def _levels(model: Elastic, asked: Sequence[float] | None) -> tuple[float, ...]:

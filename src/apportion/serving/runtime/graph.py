@@ -23,7 +23,7 @@ from apportion.models.sites import Site, find_sites
 from apportion.serving.runtime.nodes import CONTRIB, Names, Scope
 from apportion.serving.runtime.rounding import Scale
 from apportion.serving.runtime.selection import Selection
-from apportion.serving.runtime.skeletons import skeleton_of
+from apportion.serving.runtime.skeletons import activation_of, skeleton_of
 
 OPSET = 17
 Given = tuple[str, str, str]  # states, their scale and zero point; no more than states in fp32
@@ -59,7 +59,7 @@ class _Graph:
         self.scales, self.dynamic = scales, dynamic
         self.plain = model.plain().eval()
         self.config: Any = self.plain.config
-        self.skeleton = skeleton_of(self.plain)
+        self.skeleton, self.activation = skeleton_of(self.plain), activation_of(self.plain)
         self.names = Names()
         self.constant = self.names.constant
         self.main = Scope(self.names)
@@ -234,17 +234,6 @@ class _Graph:
             return self.product(scope, site.output, given_back, columns, bias=not units.start)
 
         return self.sum(site, block, states, self.skeleton.output_norm)
-
-    @property
-    def activation(self) -> str:
-        """The operator of the feed-forward layers' activation."""
-        name = getattr(self.config, "hidden_act", None) or self.config.activation
-        known = {"gelu": "BiasGelu", "relu": "Relu"}
-        if name not in known:
-            raise ValueError(
-                f"feed-forward layers with {name} can't be exported; gelu and relu can"
-            )
-        return known[name]
 
     def product(
         self,

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apportion.data.tokenizer import Tokenizer
+from apportion.files import present
 from apportion.serving.milliseconds.forecast import Deadline, Forecast, fingerprint_of, forecast_of
 from apportion.serving.runtime.engines import Engine, FileEngine, ViewEngine
 from apportion.serving.runtime.exported import is_export
@@ -34,8 +35,8 @@ class Runtime:
     def __init__(
         self, folder: str | Path, *, threads: int = 1, levels: Sequence[float] | None = None
     ) -> None:
-        folder = Path(folder)
-        if not isinstance(threads, int) or threads < 1:
+        folder = present(Path(folder))
+        if type(threads) is not int or threads < 1:
             raise ValueError(f"threads must be a whole number of at least 1, not {threads!r}")
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder}")
@@ -66,15 +67,24 @@ class Runtime:
         """The logits [rows, classes] of the highest level that a budget pays for."""
         level, ids = self.level_of(budget), np.asarray(input_ids)
         mask = np.ones_like(ids) if attention_mask is None else np.asarray(attention_mask)
+        types = None if token_type_ids is None else np.asarray(token_type_ids)
         if ids.ndim != 2 or mask.shape != ids.shape or not ids.size:
             raise ValueError(
                 f"input_ids and attention_mask are [rows, tokens], not {ids.shape} and {mask.shape}"
             )
-        return self._engine.answer(ids, mask, token_type_ids, level)
+        if types is not None and types.shape != ids.shape:
+            raise ValueError(f"token_type_ids are {ids.shape} as input_ids, not {types.shape}")
+        if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() > self._highest:
+            raise ValueError(f"input_ids are whole numbers from 0 to {self._highest}")
+        return self._engine.answer(ids, mask, types, level)
+
+    @cached_property
+    def _highest(self) -> int:
+        return self.tokenizer.highest
 
     def level_of(self, budget: float) -> float:
         """The highest level that a budget pays for; below the lowest is an error."""
-        if not 0.0 < budget <= 1.0:
+        if isinstance(budget, bool | str) or not 0.0 < budget <= 1.0:
             raise ValueError(f"a budget is a number in (0, 1], not {budget!r}")
         paid = [level for level in self.levels if level <= budget + _SLACK]
         if not paid:
@@ -129,7 +139,13 @@ class Runtime:
         in so many milliseconds by the forecast, what encoding them took included. If not even the
         lowest fits, it is run, with a warning; or, if `strict`, that is an error.
         """
+        if isinstance(texts, str):
+            raise ValueError("texts are a list; a single one is [text]")
+        if type(batch) is not int or batch < 1:
+            raise ValueError(f"a batch has 1 row at least, not {batch!r}")
         deadline = None
+        if strict and within_ms is None:
+            raise ValueError("strict is about milliseconds: it needs within_ms")
         if within_ms is not None:
             deadline = Deadline(self.forecast, within_ms, strict=strict)
         encoded = self.tokenizer.encode(texts)
@@ -140,6 +156,8 @@ class Runtime:
             budget = deadline.level(calls, budget=self.level_of(budget))
         for places, rows in batches:
             likely = softmax(self(**rows, budget=budget))
+            if not np.isfinite(likely).all():
+                raise ValueError(f"the model answers with numbers that are none at {budget:g}")
             for place, row in zip(places, likely, strict=True):
                 found[place] = (self.classes[int(row.argmax())], float(row.max()))
         return found

@@ -58,11 +58,20 @@ SKELETONS: dict[str, Skeleton] = {
 
 def skeleton_of(model: nn.Module) -> Skeleton:
     """The skeleton of a model, if its architecture has one here."""
-    config: Any = model.config
-    kind = config.model_type.removeprefix(CUT_TYPE)
+    kind = getattr(model.config, "model_type", "").removeprefix(CUT_TYPE)
     if kind not in SKELETONS or not type(model).__name__.endswith("ForSequenceClassification"):
         raise ValueError(
             f"{type(model).__name__} can't be exported; classifiers of texts can, of "
             f"{', '.join(sorted(SKELETONS))}"
         )
     return SKELETONS[kind]
+
+
+def activation_of(model: nn.Module) -> str:
+    """The operator of the activation between feed-forward layers, if the graph has it."""
+    config: Any = model.config
+    name = getattr(config, "hidden_act", None) or config.activation
+    known = {"gelu": "BiasGelu", "relu": "Relu"}
+    if name not in known:
+        raise ValueError(f"feed-forward layers with {name} can't be exported; gelu and relu can")
+    return known[name]

@@ -81,9 +81,7 @@ class Metrics:
         alive.set_function(lambda: engine.workers_alive)
         deaths = Gauge("apportion_worker_deaths", "Workers that were replaced.", **where)
         deaths.set_function(lambda: engine.deaths)
-        build = Gauge("apportion_build_info", "What runs.", ("version", "digest"), **where)
-        digest = str(engine.queue.model.identity.get("weights", ""))[:12]
-        build.labels(__version__, digest).set(1)
+        self._build = Gauge("apportion_build_info", "What runs.", ("version", "digest"), **where)
 
     def _watch_promise(self) -> None:
         queue = self._engine.queue
@@ -121,4 +119,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
+        self._build.clear()  # a swap brings other weights
+        digest = str(self._engine.queue.model.identity.get("weights", ""))[:12]
+        self._build.labels(__version__, digest).set(1)
         return generate_latest(self.registry)
