@@ -199,7 +199,7 @@ def test_the_certificate_of_the_folder_is_found_and_one_of_another_model_is_left
     assert found(tmp_path).certificate == certificate()
     certificate(identity={**IDENTITY, "runtime": "other 1"}).save(tmp_path / CERTIFICATE)
     left_out = found(tmp_path)
-    assert "another runtime (other 1)" in left_out.why and str(tmp_path) not in left_out.why
+    assert "other runtime (other 1)" in left_out.why and str(tmp_path) not in left_out.why
     (tmp_path / CERTIFICATE).write_text("{}")
     assert "certificate.json is not a certificate" in found(tmp_path).why
     with pytest.raises(ValueError, match="is not a certificate"):

@@ -316,6 +316,13 @@ def test_what_can_not_be_exported_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_model_that_no_file_holds_is_refused(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr("apportion.serving.runtime.exporting._LARGEST", 1000)
+    with pytest.raises(ValueError, match="2 GiB at most"):
+        export(checkpoint, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_only_nested_classifiers_of_known_architectures_are_exported(checkpoint, tmp_path, encoder):
     with pytest.raises(ValueError, match="a dense checkpoint has no budgets to export"):
         export(Checkpoint(checkpoint.model.plain()), tmp_path / "out")

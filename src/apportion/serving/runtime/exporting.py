@@ -38,6 +38,7 @@ from apportion.serving.runtime.skipping import Skipping
 
 TARGETS = {"vnni": 8, "any": 7}  # bits of int8 weights: products of 8 saturate without VNNI
 SCALES = ("static", "dynamic")
+_LARGEST = 2**31 - 1  # bytes of a message of protobuf
 _CALIBRATED = 256  # texts that scales are taken from
 _CHECKED = 64  # texts that the written file answers beside the views; all, of dynamic scales
 _TOGETHER = 32  # texts that are answered in one batch, and alone
@@ -91,6 +92,8 @@ def export(
     batches = [words.pad(encoded[start : start + 32]) for start in range(0, len(encoded), 32)]
     found = calibrate_scales(model, batches, levels, bits=TARGETS[target]) if int8 else None
     graph = build_graph(model, levels, scales=found, dynamic=scales == "dynamic")
+    if graph.ByteSize() > _LARGEST:
+        raise ValueError("an ONNX file holds 2 GiB at most, and this model has more weights")
     kept = [model.allocation(level) for level in levels]
     facts: dict[str, Any] = {
         "format": FORMAT,

@@ -50,7 +50,7 @@ def comparison_tables(plan: Comparison, records: Records) -> list[Table]:
             _answers_table(own, f"answers-{name}", subject),
             _memory_table(own, f"memory-{name}", subject),
         ]
-    return [*tables, _left_out_table(newest)]
+    return [*tables, _machines_table(plan, records), _left_out_table(newest)]
 
 
 def _newest(records: Records) -> list[Record]:
@@ -205,6 +205,34 @@ def _memory_table(records: Records, name: str, subject: str) -> Table:
     )
     columns = ("served", "sessions", "levels", "files, MB", "resident, MB")
     return Table(name, f"Memory, {subject}", columns, tuple(rows), note)
+
+
+def _machines_table(plan: Comparison, records: Records) -> Table:
+    """What each processor gave that was met, of whatever weights: those of the last run there."""
+    newest: dict[tuple[str, ...], dict[float, Record]] = {}
+    for r in of_kind(records, "peer_latency"):
+        if r["arm"] == "file-int8" and r["threads"] == 1 and r["level"] in _SUMMARISED:
+            machine = r["machine"]
+            named = (f"{machine['processor']} ({machine['capability']})", r["subject"], r["shape"])
+            newest.setdefault(named, {})[r["level"]] = r
+    rows = tuple(
+        (
+            *named,
+            *(_times(at[level]["over"]["torch"]) for level in _SUMMARISED if level < 1.0),
+            *(_times(at[level]["over"]["onnxruntime-int8"]) for level in _SUMMARISED),
+        )
+        for named, at in sorted(newest.items())
+        if named[2] in (plan.shapes[0], plan.smallest) and set(at) == set(_SUMMARISED)
+    )
+    less = [f"{level:g} over torch" for level in _SUMMARISED if level < 1.0]
+    int8 = [f"{level:g} over dense int8" for level in _SUMMARISED]
+    return Table(
+        "machines",
+        "The int8 file on each processor that was met, one thread",
+        ("processor", "data", "shape", *less, *int8),
+        rows,
+        "Weights, versions and our graph differ between rows: compare within a row.",
+    )
 
 
 def _left_out_table(records: Records) -> Table:
