@@ -478,6 +478,13 @@ def test_a_file_that_answers_otherwise_is_said_to(checkpoint, tmp_path, capsys, 
     assert code == 0 and "100 % of the labels are the checkpoint's: is this processor" in said
 
 
+def test_a_folder_whose_data_is_elsewhere_is_timed_with_made_up_rows(both, capsys):
+    words = ("bench", str(both[1].folder), "--repeats", "5", "--batch", "2", "--json")
+    code, out, told = command(capsys, *words)
+    assert code == 0 and "made-up rows are timed" in told
+    assert [one["budget"] for one in json.loads(out)] == list(both[1].levels)[::-1]
+
+
 def test_threads_of_a_program_share_a_runtime(both):
     for runtime in both:
         budgets = [runtime.levels[n % len(runtime.levels)] for n in range(24)]

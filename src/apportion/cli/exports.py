@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import typer
 
 from apportion.cli.main import err
 
 if TYPE_CHECKING:
-    from apportion.data.task import Task
     from apportion.elastic.evaluation import Point
-    from apportion.serving.runtime.session import Runtime
 
 
 def inspect_export(folder: Path, budgets: Sequence[float] | None, as_json: bool) -> None:
@@ -51,9 +50,12 @@ def sweep_export(
 ) -> list[Point]:
     """How an exported folder does at each of its levels, or at some budgets."""
     from apportion.serving.bench.levels import sweep_levels
+    from apportion.serving.runtime.session import Runtime
+    from apportion.study.production import task_of_notes
     from apportion.training.progress import working_bar
 
-    runtime, task = _with_task(folder, data, threads=1)
+    runtime = Runtime(folder)
+    task = task_of_notes(runtime.facts, runtime.tokenizer, data)
     with working_bar("sweep", err) as bar:
         asked = sorted(budgets) if budgets else None
         return sweep_levels(runtime, task.split(split), budgets=asked, progress=bar)
@@ -71,23 +73,24 @@ def bench_export(
     """How long a call of an exported folder takes at each of its levels, taking turns."""
     import torch
 
+    from apportion.serving.bench.calibration import made_up_ids
     from apportion.serving.bench.levels import time_levels
+    from apportion.serving.runtime.session import Runtime
+    from apportion.study.production import task_of_notes
     from apportion.training.progress import working_bar
 
-    runtime, task = _with_task(folder, data, threads=threads)
-    inputs, _ = task.test.batch(torch.arange(min(batch, len(task.test))), padded=True)
+    runtime = Runtime(folder, threads=threads)
+    own = Path(str((runtime.facts.get("task") or {}).get("data", "")))
+    if data is None and not (own / "test.csv").is_file():
+        err.print("its data is not here: made-up rows are timed; --data FOLDER times test rows")
+        ids = made_up_ids(runtime, batch, runtime.facts["length"], np.random.default_rng(0))
+        inputs = {"input_ids": torch.from_numpy(ids)}
+    else:
+        task = task_of_notes(runtime.facts, runtime.tokenizer, data)
+        inputs, _ = task.test.batch(torch.arange(min(batch, len(task.test))), padded=True)
     with working_bar("bench", err) as bar:
         asked = budgets or None
         return time_levels(runtime, [inputs], budgets=asked, repeats=repeats, progress=bar)
-
-
-def _with_task(folder: Path, data: Path | None, threads: int) -> tuple[Runtime, Task]:
-    """An exported folder's runtime and the task that its checkpoint was trained on."""
-    from apportion.serving.runtime.session import Runtime
-    from apportion.study.production import task_of_notes
-
-    runtime = Runtime(folder, threads=threads)
-    return runtime, task_of_notes(runtime.facts, runtime.tokenizer, data)
 
 
 def _counts(kept: dict[str, list[int]]) -> str:

@@ -87,7 +87,7 @@ def _lengths(longest: int) -> tuple[int, ...]:
 def _affordable_rows(runtime: Runtime, lengths: Sequence[int], seconds: float) -> tuple[int, ...]:
     """The counts of rows of which enough rounds can be measured in the time."""
     longest, random_ids = lengths[-1], np.random.default_rng(0)
-    row = _ids(runtime, 1, longest, random_ids)
+    row = made_up_ids(runtime, 1, longest, random_ids)
     _milliseconds(runtime, row, runtime.levels[-1])
     whole = min(_milliseconds(runtime, row, runtime.levels[-1]) for _ in range(3)) / 1000.0
     # A row more costs at most what the first one does, and a token more too, or nearly so.
@@ -138,7 +138,7 @@ def _take_turns(
                     )
                 return times, probes
             level, length, count = call
-            taken = _milliseconds(runtime, _ids(runtime, count, length, random_ids), level)
+            taken = _milliseconds(runtime, made_up_ids(runtime, count, length, random_ids), level)
             if turn and is_probe:
                 probes.append((call, taken))
             elif turn:
@@ -157,7 +157,7 @@ def _drawn(draw: random.Random, known: Sequence[int]) -> int:
     return draw.randint(known[place], known[min(place + 1, len(known) - 1)])
 
 
-def _ids(
+def made_up_ids(
     runtime: Runtime, rows: int, length: int, random_ids: np.random.Generator
 ) -> NDArray[np.int64]:
     """Rows of any words: what they say does not change how long they take."""
@@ -214,7 +214,7 @@ def check_forecast(
         draw.shuffle(order)
         for place in order:
             level, length, rows = cells[place][1]
-            taken = _milliseconds(runtime, _ids(runtime, rows, length, random_ids), level)
+            taken = _milliseconds(runtime, made_up_ids(runtime, rows, length, random_ids), level)
             if turn >= 0:
                 times[place].append(taken)
         if progress:

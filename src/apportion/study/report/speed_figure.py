@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import matplotlib
@@ -29,12 +29,8 @@ def draw_speed(
     peers: Sequence[SpeedPoint],
     *,
     caption: str,
-    speeds: Mapping[str, float] | None = None,
 ) -> Picture:
-    """The levels of one file, each with its budget, beside others.
-
-    Of `speeds` the accuracy is not known: they are lines.
-    """
+    """The levels of one file, each with its budget, beside others."""
     points = [point for _, point in levels] + list(peers)
     lowest = max(point.accuracy for _, point in levels) - _MOST_BELOW / 100.0
     shown = [(level, p) for level, p in levels if p.accuracy >= lowest]
@@ -74,9 +70,6 @@ def draw_speed(
                 label=p.name,
                 zorder=4,
             )
-        for number, (name, speed) in enumerate((speeds or {}).items()):
-            style = (":", "--", "-.")[number % 3]
-            axes.axvline(speed, color="#777777", linestyle=style, linewidth=1.2, label=name)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}x"))
         axes.xaxis.set_minor_formatter(NullFormatter())
