@@ -85,8 +85,8 @@ def table() -> Table:
     rows = tuple(
         (
             f"{budget:g}",
-            f"{100 * own[budget]:.1f} % ({100 * (own[budget] - dense):+.1f})",
-            f"{100 * int8['file-int8', budget]:.1f} %",
+            f"{100 * own[budget]:.1f} ({100 * (own[budget] - dense):+.1f})",
+            f"{100 * int8['file-int8', budget]:.1f}",
             _times(times["file", budget], "torch"),
             _times(times["file-int8", budget], "torch"),
             _times(times["file-int8", budget], INT8),
@@ -97,10 +97,15 @@ def table() -> Table:
     note = (
         "MiniLM on AG News: 2,000 labelled rows, 8,000 others, one seed, 7,600 test rows; dense "
         f"{100 * dense:.1f} %, by ONNX Runtime's int8 {100 * int8[INT8, 1.0]:.1f} %. Speed: one "
-        f"text of 128 tokens, one thread, {machine['processor']} ({machine['capability']}); over "
-        "PyTorch, and over dense by ONNX Runtime's int8."
+        f"text of 128 tokens, one thread, {machine['processor']} ({machine['capability']})."
     )
-    columns = ("budget", "accuracy", "int8", "fp32 file over PyTorch", "int8 file over PyTorch")
+    columns = (
+        "budget",
+        "accuracy, %",
+        "in int8",
+        "fp32 file over PyTorch",
+        "int8 file over PyTorch",
+    )
     return Table("budgets", "", (*columns, "over int8 dense"), rows, note)
 
 
