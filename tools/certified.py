@@ -42,7 +42,7 @@ STUDIES = {"ag_news": "nested-ag-news", "dbpedia14": "nested-dbpedia14", "imdb":
 METHODS = {"cascade": "nested", "depth": "depth"}  # and the folder of its checkpoint, SET-FOLDER
 RUNTIMES = ("torch", "int8")  # "float32", the exported file in single precision, may be asked for
 EPSILONS, CONFIDENCE, DRAWS = (0.01, 0.02), 0.95, 5
-MOST, TUNED, TESTED, TIMED = 5000, 1000, 2000, 256  # rows
+MOST, TUNED, TESTED, TIMED = 5000, 1000, 2000, 128  # rows
 BATCH, REPEATS = 32, 5
 
 

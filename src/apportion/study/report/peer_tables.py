@@ -7,6 +7,7 @@ from typing import Any
 
 from apportion.serving.bench.peers import NAMED, PEERS
 from apportion.study.comparison import Comparison
+from apportion.study.peer_measuring import GROUPED
 from apportion.study.report.peer_goals import measured_on, of_kind, peer_goal_table
 from apportion.study.report.query import Records, asked
 from apportion.study.report.table import Table
@@ -150,7 +151,9 @@ def _by_shape(
         cells = [cell(timed[at]) if (at := (arm, level, s)) in timed else "–" for s in plan.timed]
         right = "–" if own is None else f"{100 * own:.2f}"
         rows.append((NAMED[arm].words, asked(level), right, *cells))
-    columns = ("way", "level", "accuracy, %", *plan.timed)
+    counts = {shape: f"{shape}, {r['rows']} rows" for (_, _, shape), r in timed.items()}
+    named = (counts.get(shape, shape) if shape == GROUPED else shape for shape in plan.timed)
+    columns = ("way", "level", "accuracy, %", *named)
     return Table(name, title, columns, tuple(rows), note)
 
 
