@@ -240,7 +240,7 @@ def test_requests_that_make_no_sense_are_refused(checkpoint, trained, tmp_path, 
         ((str(checkpoint), texts, "--soft"), "--soft needs a --budget"),
         ((str(checkpoint), texts, "--out", texts), "--out is the file of the texts"),
         ((str(checkpoint), texts, "--format", "xml"), "--format is one of csv, jsonl"),
-        ((str(checkpoint), texts, "--batch", "0"), "batch and chunk must be at least 1"),
+        ((str(checkpoint), texts, "--batch", "0"), "--batch is 1 at least, not 0"),
         ((str(small), texts, "-b", "0.5"), "has no gates"),
     ):
         code, _, err = run(capsys, "predict", *words)

@@ -127,6 +127,7 @@ def test_tables_show_what_the_records_say_and_goals_what_was_reached(home, measu
     tables = {table.name: table for table in comparison_tables(plan, measured)}
     assert set(tables) == {
         "goals",
+        "machines",
         "summary",
         "speed-some-texts-1",
         "beside-int8-some-texts-1",
