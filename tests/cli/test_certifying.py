@@ -75,7 +75,7 @@ def test_files_keep_what_the_command_states(home, tmp_path, capsys):
     broken = 0
     for seed in range(20):
         file, out = tmp_path / "file.csv", tmp_path / "labels.csv"
-        write(file, lines[seed * 40 : seed * 40 + 1000], ("topic", "text"))
+        write(file, lines[seed * 20 : seed * 20 + 1000], ("topic", "text"))
         promise = ("--disagree-at-most", "0.05", "--confidence", "0.9", "--seed", str(seed))
         words = ("predict", folder, str(file), "--out")
         code, _, said = run(capsys, *words, str(out), *promise)
