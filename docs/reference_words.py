@@ -109,7 +109,9 @@ MEANINGS = {
     ("stage", "seeds"): "Run the first so many seeds only.",
     ("stage", "search"): "Search what small budgets keep; needs `nested`.",
     ("stage", "repair"): "Fit output projections to all budgets; needs `nested`.",
-    ("stage", "seconds"): "Seconds that search and repair may take; then weights vary by machine.",
+    ("stage", "tune"): "Views of texts from which a scored model then learns its parent's answers.",
+    ("stage", "seconds"): "Seconds that search, repair and tuning may take; then weights vary by "
+    "machine.",
     ("stage", "sweep"): "Also measure the 19 budgets of the paper's sweep.",
     ("stage", "made_by"): "Keep a producer at an earlier version: `{ repair = 1 }`.",
     ("text", "data"): "A folder with `train.csv`, or a dataset of the hub.",

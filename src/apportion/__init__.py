@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from apportion.training.loop import Epoch, Fitted, fit
     from apportion.training.progress import Tick, training_bar
     from apportion.training.recipes import Recipe, recipe
+    from apportion.training.tuning import tuning
 
 __version__ = "0.1.0"
 
@@ -101,6 +102,7 @@ __all__ = [
     "sweep",
     "train",
     "training_bar",
+    "tuning",
 ]
 
 # What each room has of them; it is imported when a name is first used, for torch takes seconds.
@@ -139,6 +141,7 @@ _ROOMS = {
     "training.loop": "Epoch Fitted fit",
     "training.progress": "Tick training_bar",
     "training.recipes": "Recipe recipe",
+    "training.tuning": "tuning",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

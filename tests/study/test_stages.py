@@ -145,8 +145,9 @@ def test_a_nested_model_is_not_timed_with_soft_gates():
         (
             "keep = 1",
             "repair = true",
-            "'scored' has search or repair, which need nested = true and no keep",
+            "'scored' has search, repair or tune, which need nested = true and no keep",
         ),
+        ("keep = 1", "nested = true\ntune = 9", "'scored' has tune: a number of views of texts"),
         ('"squared-gradient"', '"learned"', "'learned', and no other, needs a teacher with gates"),
         ("keep = 1", 'teacher = "words"', "'scored' refers to 'words', a baseline without a model"),
         ("floor = 2", "nested = true", "'nested' has a recipe.* nested and repair are of scores"),

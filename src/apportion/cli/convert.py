@@ -1,4 +1,4 @@
-"""The command that does without training: convert."""
+"""The command that does without labels: convert."""
 
 from __future__ import annotations
 
@@ -72,10 +72,18 @@ def convert(
             "checkpoint's range."
         ),
     ] = 0.95,
+    tune: Annotated[
+        int,
+        typer.Option(
+            help="Views of the texts from which all budgets learn what the model itself answers, "
+            "after the repair; 0 for none.",
+            min=0,
+        ),
+    ] = 4000,
     seconds: Annotated[
         float | None,
         typer.Option(
-            help="About how long the search for an order and its repair may take. "
+            help="About how long search, repair and tuning may take together. "
             "\\[default: as long as they take]",
             show_default=False,
         ),
@@ -83,11 +91,12 @@ def convert(
     data_seed: Annotated[int, typer.Option(help="Seed of the rows that are drawn.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Give a fine-tuned model a compute knob without training it, and without labels.
+    """Give a fine-tuned model a compute knob, without labels.
 
     Heads and feed-forward neurons are put in one order: by what the model's own answers say of
     them, then by a search that keeps the answers of small budgets near those of the whole model.
-    The output of each layer is repaired for all budgets at once, by least squares, as far as
+    The output of each layer is repaired for all budgets at once, by least squares; then all
+    budgets learn what the whole model answers to views of the texts (--tune). Both go as far as
     held-out texts say that it helps. Other texts say which budgets can be vouched for: a smaller
     one is refused. Some minutes for a small encoder.
     """
@@ -99,7 +108,17 @@ def convert(
     check_units(units)
     if texts is not None:
         _convert_texts(
-            model, texts, into, text or ["text"], length, rows, units, agreement, seconds, as_json
+            model,
+            texts,
+            into,
+            text or ["text"],
+            length,
+            rows,
+            units,
+            agreement,
+            tune,
+            seconds,
+            as_json,
         )
         return
     assert data is not None
@@ -113,6 +132,7 @@ def convert(
         held_out=held_out,
         units=units,
         agreement=agreement,
+        tune=tune,
         seconds=seconds,
         data_seed=data_seed,
     )
@@ -128,14 +148,15 @@ def _convert_texts(
     rows: int,
     units: str,
     agreement: float,
+    tune: int,
     seconds: float | None,
     as_json: bool,
 ) -> None:
-    from apportion.cli.running import vouched_in_words
+    from apportion.cli.running import made_in_words
     from apportion.data.unlabelled import read_texts
     from apportion.study.report.terminal import show
     from apportion.study.text_conversion import agreement_tables, convert_texts
-    from apportion.training.progress import telling, training_bar
+    from apportion.training.progress import training_bar
 
     found = read_texts(file, columns)
     if found.had_labels:
@@ -148,10 +169,10 @@ def _convert_texts(
             length=length,
             units=units,
             agreement=agreement,
+            tune=tune,
             seconds=seconds,
-            progress=telling(bar),
+            progress=bar,
         )
-    told = made.facts["vouched"]
-    show(agreement_tables(told), as_json)
-    err.print(vouched_in_words(told), highlight=False)
+    show(agreement_tables(made.facts["vouched"]), as_json)
+    err.print(made_in_words(made.facts), highlight=False)
     err.print(f"checkpoint: {into / 'checkpoint'}", highlight=False)

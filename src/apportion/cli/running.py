@@ -35,19 +35,32 @@ def make(preset: Preset, into: Path, as_json: bool) -> None:
         have = run_plan(plan, into / "stages", results_of(file), jobs=1)
         made = deliver(plan, have, into, agreement=preset.agreement).notes["training"]
     show([budget_table(plan, have)], as_json)
-    if "repair_rows" in made:
-        err.print(
-            f"repair:     {made['repair_rows']:,} rows fitted to, {made['repair_held_out']:,} held "
-            f"out, {made['repair_share']:.0%} of the fit taken",
-            highlight=False,
-        )
-    if "vouched" in made:
-        err.print(vouched_in_words(made["vouched"]), highlight=False)
+    if said := made_in_words(made):
+        err.print(said, highlight=False)
     places = f"checkpoint: {into / 'checkpoint'}\nreport:     {into / 'report.html'}"
     err.print(places, highlight=False)
 
 
-def vouched_in_words(told: Mapping[str, Any]) -> str:
+def made_in_words(facts: Mapping[str, Any]) -> str:
+    """How far a converted model was repaired and tuned, and what it vouches for: a line each."""
+    said = []
+    if "repair_rows" in facts:
+        said.append(
+            f"repair:     {facts['repair_rows']:,} rows fitted to, {facts['repair_held_out']:,} "
+            f"held out, {facts['repair_share']:.0%} of the fit taken"
+        )
+    if facts.get("tuned_rows"):
+        said.append(
+            f"tuning:     {facts['tuned_rows']:,} views learned from, {facts['tuned_share']:.0%} "
+            f"of the way taken; distance from the whole model {facts['tuned_from']:.2f} before, "
+            f"{facts['tuned_to']:.2f} after"
+        )
+    if "vouched" in facts:
+        said.append(_vouched_in_words(facts["vouched"]))
+    return "\n".join(said)
+
+
+def _vouched_in_words(told: Mapping[str, Any]) -> str:
     """From which budget on a converted model answers as the whole one, and on what evidence."""
     if "agreement" not in told:
         return (

@@ -1,4 +1,4 @@
-"""Conversion: a fine-tuned classifier gets a knob without being trained."""
+"""Conversion: a fine-tuned classifier gets a knob, without labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from apportion.data.task import Split, Task
 from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.elastic import Elastic, plain_of
-from apportion.elastic.repairing import HELD_OUT, REPAIRED_AT, repair
+from apportion.elastic.repairing import HELD_OUT, REPAIRED_AT, WEIGHTINGS, repair
 from apportion.elastic.scoring import BY_LABELS, SOURCES, Scored, nest
 from apportion.elastic.searching import check_seconds, search
 from apportion.elastic.vouching import AGREEMENT, vouch
@@ -23,6 +23,7 @@ from apportion.models.readout import reads_first_token
 from apportion.models.sites import largest_block
 
 _LENGTH = 128  # tokens of a plain text that are read, if nobody says
+Tuned = tuple[Elastic, Mapping[str, Any]]  # a model, and the facts of how it was tuned
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ def convert(
     nested: bool = True,
     searched: bool | None = None,
     repaired: bool = True,
+    tuned: Callable[[Elastic, Task, nn.Module], Tuned] | None = None,
     first_token: bool | None = None,
     agreement: float = AGREEMENT,
     seconds: float | None = None,
@@ -61,6 +63,10 @@ def convert(
     model on at least so large a share of texts (`agreement`, a lower bound). A task has its
     validation rows for that.
 
+    Nothing is trained, unless the model is `tuned`: what does that, such as `apportion.tuning()`,
+    is called with the repaired model, the task with held-out rows as its validation, and the given
+    model; its model is the one that is vouched for.
+
     The order is `searched` unless it is that of another score than Fisher information. `settings`
     are those of `repair`. Where only token 0 is read, the last layer is computed for
     that alone, unless `first_token` is False. Search and repair take as long as they take, or about
@@ -72,13 +78,16 @@ def convert(
         raise ValueError(f"units are one of {', '.join(UNITS)}, not {units!r}")
     if isinstance(score, str) and score not in SOURCES:
         raise ValueError(f"a score is one of {', '.join(SOURCES)}, not {score!r}")
+    if tuned is not None and not nested:
+        raise ValueError("only one order of all units can be tuned: nested=True")
     check_seconds(seconds)
     plain = plain_of(model)
+    words = None
     if not isinstance(texts, Task | Split):
-        texts = _encoded(plain, texts, labels, tokenizer, length)
+        texts, words = _encoded(plain, texts, labels, tokenizer, length)
     elif labels is not None or tokenizer is not None:
         raise ValueError(f"a {type(texts).__name__} has its own labels, and is encoded already")
-    task, held_out = _task_of(texts, held_out, length)
+    task, held_out = _task_of(texts, held_out, length, words)
     if score in BY_LABELS and bool((task.train.labels < 0).any()):
         raise ValueError(f"the score {score!r} is of the labels' loss: labels=[…], for all texts")
     elastic = Elastic(
@@ -106,22 +115,26 @@ def convert(
         half = None if seconds is None else seconds / 2
         elastic, took = search(elastic, task.train, seconds=half, progress=partial(tell, "search"))
         facts |= took
-    if not repaired:
-        if settings:
-            raise ValueError(f"{', '.join(settings)} are settings of a repair, and there is none")
-        return Converted(elastic.eval(), facts)
+    if not repaired and settings:
+        raise ValueError(f"{', '.join(settings)} are settings of a repair, and there is none")
     choosing, vouching = _halves(held_out)
-    settings["progress"] = partial(tell, "repair")
-    if seconds is not None:
-        settings["seconds"] = max(seconds / 2, seconds - facts.get("search_seconds", 0.0))
-    elastic, took = repair(elastic, task.train, held_out=choosing, **settings)
-    facts |= took
-    if vouching is not None:
+    if repaired:
+        if tuned is not None:  # which does what further weightings would
+            settings.setdefault("weightings", WEIGHTINGS[1:2])
+        settings["progress"] = partial(tell, "repair")
+        if seconds is not None:
+            settings["seconds"] = max(seconds / 2, seconds - facts.get("search_seconds", 0.0))
+        elastic, took = repair(elastic, task.train, held_out=choosing, **settings)
+        facts |= took
+    if tuned is not None:
+        elastic, told = tuned(elastic, replace(task, validation=choosing or task.train), plain)
+        facts |= told
+    if vouching is not None and (repaired or tuned is not None):
         budgets = settings.get("budgets", REPAIRED_AT)
-        told = vouch(elastic, vouching, whole=plain, budgets=budgets, agreement=agreement)
-        facts["vouched"] = told
-        if "agreement" in told:
-            elastic.made_for("nested", elastic.floor, lowest=told.get("from", 1.0))
+        vouched = vouch(elastic, vouching, whole=plain, budgets=budgets, agreement=agreement)
+        facts["vouched"] = vouched
+        if "agreement" in vouched:
+            elastic.made_for("nested", elastic.floor, lowest=vouched.get("from", 1.0))
     return Converted(elastic.eval(), facts)
 
 
@@ -135,7 +148,7 @@ def _halves(held_out: Split | None) -> tuple[Split | None, Split | None]:
 
 
 def _task_of(
-    rows: Task | Split, held_out: Split | int | None, length: int | None
+    rows: Task | Split, held_out: Split | int | None, length: int | None, words: Tokenizer | None
 ) -> tuple[Task, Split | None]:
     """The rows as a task, and those that the repair may not fit to, if they are named."""
     if isinstance(rows, Task):
@@ -161,6 +174,7 @@ def _task_of(
         vocabulary=0,
         length=length or width,
         spec={},
+        words=words,
     )
     return task, held_out
 
@@ -171,8 +185,8 @@ def _encoded(
     labels: Sequence[int | str] | None,
     tokenizer: Any,
     length: int | None,
-) -> Split:
-    """Plain texts as rows of a model's inputs."""
+) -> tuple[Split, Tokenizer]:
+    """Plain texts as rows of a model's inputs, and the tokenizer that made them."""
     if isinstance(texts, str):
         raise ValueError("texts are several; give a list of them")
     if tokenizer is None:
@@ -184,7 +198,7 @@ def _encoded(
         tokenizer = Tokenizer.of(tokenizer, length or longest)
     inputs = tokenizer.pad(tokenizer.encode(texts), tokenizer.length)
     numbers = torch.full((len(texts),), -1) if labels is None else _numbers(model, labels)
-    return Split(inputs, numbers, tuple(texts))
+    return Split(inputs, numbers, tuple(texts)), tokenizer
 
 
 def _numbers(model: nn.Module, labels: Sequence[int | str]) -> Tensor:

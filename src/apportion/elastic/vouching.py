@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,19 @@ def vouch(
         for budget, (share, bound) in found.items()
     }
     return asking(facts, agreement)
+
+
+@torch.no_grad()
+def distance(model: Elastic, split: Split, *, whole: nn.Module, budgets: Sequence[float]) -> float:
+    """Σ_B √KL(whole ‖ B) on the rows of a split: in the measure of the answers that change."""
+    wanted, served = _answers(whole, split), model.served()
+    divergences = (
+        float(
+            split.criterion.divergence(_answers(view(served, model.allocation(b)), split), wanted)
+        )
+        for b in budgets
+    )
+    return sum(math.sqrt(max(0.0, divergence)) for divergence in divergences)
 
 
 def asking(told: Mapping[str, Any], agreement: float) -> dict[str, Any]:

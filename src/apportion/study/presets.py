@@ -20,6 +20,7 @@ from apportion.study.experiment import BUDGETS, Experiment, experiment_of
 from apportion.study.production import produce
 from apportion.study.report.page import write_page
 from apportion.training.course import Kind, steps
+from apportion.training.tuning import ROWS
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,20 @@ def conversion_preset(
     held_out: int,
     units: str = "all",
     agreement: float = AGREEMENT,
+    tune: int = ROWS,
     seconds: float | None = None,
     data_seed: int = 1,
 ) -> Preset:
     """A knob for a fine-tuned model, and at most so many rows to make and to measure it with.
 
-    Search and repair take as long as they take, or about so many `seconds`.
+    It learns its own answers to so many views of texts (`tune`; 0: none). All of it takes as long
+    as it takes, or about so many `seconds`.
     """
     source = read_source(data, text, label)
     spec = Text(data, text=tuple(text), label=label, length=length, seed=data_seed)
     spec = _at_most(spec, source, rows, held_out)
     drawn = draw(spec, source)
+    tuned = {"tune": tune} if tune else {}
     tables = {
         "name": "experiment",
         "title": _title(data),
@@ -123,10 +127,11 @@ def conversion_preset(
         },
         "stage": [
             {"method": "dense", "given": True},
-            {"method": "converted", "from": "dense", **_ordered(seconds), "latency": True},
+            {"method": "converted", "from": "dense", **_ordered(seconds), **tuned, "latency": True},
         ],
     }
     why = "Units in the order of a score; what stays makes up for what a budget switches off."
+    why += "\nThen all budgets learn what the model itself answers." if tune else ""
     warning = "" if source.test else _NO_TEST_ROWS
     return Preset("convert", tables, {"converted": why}, warning, agreement)
 

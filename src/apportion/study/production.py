@@ -37,6 +37,7 @@ from apportion.study.stages import (
 )
 from apportion.training.loop import Fitted, fit
 from apportion.training.progress import Tick, telling
+from apportion.training.tuning import shared_out, tuning
 
 
 def produce(
@@ -189,6 +190,7 @@ def _score(
 ) -> tuple[nn.Module, dict[str, Any]]:
     """A model whose gates open its units in the order of the stage's scores, and those."""
     score, tell = SOURCES[stage.score], telling(progress)
+    ordering, learning = shared_out(stage.seconds, tuned=stage.tune > 0)
     with_gates = teacher if isinstance(teacher, Elastic) else None
     converted = convert(
         model,
@@ -198,7 +200,10 @@ def _score(
         nested=stage.nested,
         searched=stage.search,
         repaired=stage.repair,
-        seconds=stage.seconds,
+        tuned=tuning(rows=stage.tune, seconds=learning, seed=stage.seed, progress=progress)
+        if stage.tune
+        else None,
+        seconds=ordering,
         # Stages with the older scores were made before last layers could be short.
         first_token=False if stage.score in OLDER_SCORES else None,
         progress=tell,

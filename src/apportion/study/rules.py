@@ -62,6 +62,7 @@ STAGE = {
     "seeds": int,  # of the first so many, where not of all
     "search": bool,
     "repair": bool,
+    "tune": int,
     "seconds": float,
     "sweep": bool,
     "made_by": dict,

@@ -26,12 +26,13 @@ from apportion.models.hub import load_tokenizer
 from apportion.study.baselines import BASELINES
 from apportion.study.protocols import MeasuredRows, Timing
 from apportion.training.recipes import Recipe
+from apportion.training.tuning import FEWEST
 
 # Scores of the first studies, whose models compute their last layer for all tokens.
 OLDER_SCORES = ("loss-increase", "squared-gradient", "learned", "random", "uniform")
 # The arithmetic that decides what stages make. Whoever changes it counts its version up: the stages
 # that use it get other keys, and so are due again. Version 1 stands in no key.
-VERSIONS = {"scoring": 1, "repair": 3, "training": 1}
+VERSIONS = {"scoring": 1, "repair": 3, "tuning": 1, "training": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,8 @@ class Stage:
     nested: bool = field(default=False, init=False)  # scores give one order for all budgets
     search: bool = field(default=False, init=False)  # of what budgets keep, after scoring
     repair: bool = field(default=False, init=False)  # in closed form, after both
-    seconds: float | None = field(default=None, init=False)  # of both, where that is bounded
+    tune: int = field(default=0, init=False)  # by the parent's answers to so many views, after all
+    seconds: float | None = field(default=None, init=False)  # of these, where that is bounded
     given: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -107,7 +109,12 @@ class Stage:
     @property
     def _later_parts(self) -> dict[str, Any]:
         """What keys did not hold at first: it stands in one only where it changes something."""
-        producers = {"scoring": self.score, "repair": self.repair, "training": self.recipe}
+        producers = {
+            "scoring": self.score,
+            "repair": self.repair,
+            "tuning": self.tune,
+            "training": self.recipe,
+        }
         versions = {name: self.version(name) for name, used in producers.items() if used}
         return {
             "baseline": self.baseline,
@@ -118,6 +125,7 @@ class Stage:
             "nested": self.nested,
             "search": self.search,
             "repair": self.repair,
+            "tune": self.tune,
             "seconds": self.seconds,
             "versions": {name: version for name, version in versions.items() if version > 1},
         }
@@ -258,7 +266,7 @@ class TrainedStage(Stage):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredStage(Stage):
-    """A model whose gates open its units in the order of their scores, without any training."""
+    """A model whose gates open its units in the order of their scores, without any labels."""
 
     score: str = field()
     parent: Stage | None = None
@@ -268,7 +276,8 @@ class ScoredStage(Stage):
     nested: bool = False  # units stand in the one order of all budgets
     search: bool = False  # what small budgets keep is measured together
     repair: bool = False  # what stays makes up for what a budget switches off
-    seconds: float | None = None  # that search and repair may take; then weights vary by machine
+    tune: int = 0  # views of texts from which it then learns its parent's answers
+    seconds: float | None = None  # that all of it may take; then weights vary by machine
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -277,12 +286,17 @@ class ScoredStage(Stage):
         has_teacher = self.teacher is not None and self.teacher.has_gates
         if has_teacher != (self.score == "learned"):
             raise ValueError("score 'learned', and no other, needs a teacher with gates")
-        if (self.repair or self.search) and (not self.nested or self.keep):
+        if (self.repair or self.search or self.tune) and (not self.nested or self.keep):
             raise ValueError(
-                f"stage {self.method!r} has search or repair, which need nested = true and no keep"
+                f"stage {self.method!r} has search, repair or tune, which need nested = true and "
+                "no keep"
             )
-        if self.seconds is not None and not (self.repair or self.search):
-            raise ValueError(f"stage {self.method!r} has seconds, and no search or repair for them")
+        if self.tune and (self.tune < FEWEST or not isinstance(self.task, Text)):
+            raise ValueError(
+                f"stage {self.method!r} has tune: a number of views of texts, {FEWEST} at least"
+            )
+        if self.seconds is not None and not (self.repair or self.search or self.tune):
+            raise ValueError(f"stage {self.method!r} has seconds, and nothing to do in them")
         check_seconds(self.seconds)
 
     @property
@@ -298,7 +312,7 @@ class ScoredStage(Stage):
     @property
     def lowest(self) -> float:
         """The smallest budget of its tables, its timing or its repair."""
-        repaired: tuple[float, ...] = REPAIRED_AT if self.repair else ()
+        repaired: tuple[float, ...] = REPAIRED_AT if self.repair or self.tune else ()
         return min([*self.timed_at, *self.budgets, *repaired, 1.0])
 
 

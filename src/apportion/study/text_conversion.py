@@ -15,6 +15,8 @@ from apportion.files import holding
 from apportion.models.hub import load_model, load_tokenizer, own_classes
 from apportion.study.records import provenance
 from apportion.study.report.table import Table
+from apportion.training.progress import Tick, telling
+from apportion.training.tuning import ROWS, shared_out, tuning
 
 
 def convert_texts(
@@ -25,13 +27,15 @@ def convert_texts(
     length: int,
     units: str = "all",
     agreement: float = AGREEMENT,
+    tune: int = ROWS,
     seconds: float | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Callable[[Tick], None] | None = None,
 ) -> Converted:
     """Converts a model of Transformers with some of its texts; writes the checkpoint."""
     classes = own_classes(name)
     words = load_tokenizer(name, length)
     model = load_model(name, classes, 0, trained=True)
+    ordering, learning = shared_out(seconds, tuned=tune > 0)
     with holding(into):
         made = convert(
             model,
@@ -39,8 +43,9 @@ def convert_texts(
             tokenizer=words,
             units=units,
             agreement=agreement,
-            seconds=seconds,
-            progress=progress,
+            tuned=tuning(rows=tune, seconds=learning, progress=progress) if tune else None,
+            seconds=ordering,
+            progress=telling(progress),
         )
         facts = {**made.facts, **provenance(threads=torch.get_num_threads())}
         notes = {"classes": classes, "method": "converted", "recipes": [], "training": facts}

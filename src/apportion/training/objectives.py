@@ -171,6 +171,9 @@ class Teacher:
         return self.model(**inputs, **asked)
 
 
+_ROOTED = 1e-4  # nats: nearer than that, the slope of the root grows no more
+
+
 @dataclass(frozen=True)
 class Batch:
     """The rows of a step: as the teacher reads them, and as the student does.
@@ -211,7 +214,10 @@ def step_losses(
         with _watching(student.inside(budget) if recipe.hidden else None) as states:
             logits = logits_of(student.answer(budget, batch.noisy))
         if batch.answers is not None:  # of rows that may have no labels
-            yield recipe.T**2 * criterion.divergence(logits, batch.answers, T=recipe.T)
+            divergence = criterion.divergence(logits, batch.answers, T=recipe.T)
+            # The root's slope grows where answers are near, so that small budgets, which are far
+            # from the teacher, do not pull large ones away from it.
+            yield (divergence + _ROOTED).sqrt() if recipe.rooted else recipe.T**2 * divergence
             continue
         loss = criterion.loss(logits, batch.labels)
         if taught is not None:

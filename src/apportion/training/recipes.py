@@ -57,6 +57,7 @@ class Recipe:
     calibrated: bool = False  # the teacher speaks at the temperature that fits validation best
     dropout: bool = True
     average: float = 0.0  # how slowly the mean of the weights follows, which is then kept
+    rooted: bool = False  # √KL in place of KL, where views are learned: near answers count for more
     axis: str = "width"  # what budgets of a nested model buy: units, tokens (length), or both
 
     def __post_init__(self) -> None:
@@ -94,6 +95,8 @@ class Recipe:
             raise ValueError(
                 "views are learned from the teacher alone: alpha = 1, no word_dropout, no hidden"
             )
+        if self.rooted and not self.views:
+            raise ValueError("rooted is of what a teacher says about views: it needs views")
         if check_axis(self.axis) != "width" and (self.objective != "nested" or self.hidden):
             raise ValueError(
                 f"axis {self.axis!r} drops tokens: objective 'nested', and no hidden states, which "
@@ -145,7 +148,7 @@ class Recipe:
 # Numbers that recipes did not have when the first stages were keyed by them.
 _LATER = (
     *("word_dropout", "noisy_teacher", "hidden", "samples"),
-    *("readout_rate", "one_budget", "views", "calibrated", "dropout", "average", "axis"),
+    *("readout_rate", "one_budget", "views", "calibrated", "dropout", "average", "rooted", "axis"),
 )
 
 
@@ -182,6 +185,10 @@ _TAUGHT: dict[str, Any] = {
 }
 NESTED_ENCODER = NESTED.with_changes(**_TAUGHT, one_budget=True, select_at=(0.125, 0.25, 0.5, 1.0))
 RECOVER_ENCODER = RECOVER.with_changes(**_TAUGHT)
+# A converted model learns from the one that it was made of, as that speaks: nobody knows labels.
+TUNE_ENCODER = NESTED_ENCODER.with_changes(
+    epochs=1, views=1, lr=5e-5, calibrated=False, rooted=True
+)
 # As the first studies of heads and feed-forward blocks trained: one rate for all, the training
 # rows alone, several budgets in a step.
 DENSE_PRETRAINED = DENSE_ENCODER.with_changes(readout_rate=1.0)
@@ -202,6 +209,7 @@ RECIPES: dict[str, Recipe] = {
     "dense-encoder": DENSE_ENCODER,
     "nested-encoder": NESTED_ENCODER,
     "recover-encoder": RECOVER_ENCODER,
+    "tune-encoder": TUNE_ENCODER,
     "dense-pretrained": DENSE_PRETRAINED,
     "nested-pretrained": NESTED_PRETRAINED,
 }

@@ -1,0 +1,147 @@
+"""Tuning: the budgets of a converted model learn what the whole model answers, in some minutes.
+
+Least squares fit one site after the other. Tuning moves all weights at once, by the divergence of
+the answers themselves: a few thousand views of texts, each at one budget. It needs no labels, since
+the model that was given is the teacher, and it goes as far as texts say that it never saw.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from apportion.data.task import Split, Task
+from apportion.elastic.conversion import Tuned
+from apportion.elastic.elastic import Elastic, logits_of
+from apportion.elastic.repairing import REPAIRED_AT
+from apportion.elastic.searching import check_seconds
+from apportion.elastic.vouching import distance
+from apportion.training.loop import fit
+from apportion.training.progress import Tick
+from apportion.training.recipes import recipe
+
+ROWS = 4000  # views of texts that it learns from, if nobody says
+FEWEST = 256  # of them: below that it is not worth its while
+_MOST_VIEWS = 20  # of one text
+_SHARE = 0.5  # of the time that search, repair and tuning have together
+# What a row takes, in passes through the whole model: the teacher's own; then forwards, and twice
+# that backwards, at budgets of 0.46 on average, which are slower than their share.
+_PASSES = 1.0 + 3.0 * 0.46 * 1.3
+_SHARES = (0.5, 0.75, 1.0)  # of the way to the learned weights; 0, as it was, can always be had
+_TIMED = 64  # rows
+
+
+def tuning(
+    *,
+    rows: int = ROWS,
+    seconds: float | None = None,
+    seed: int = 7,
+    progress: Callable[[Tick], None] | None = None,
+) -> Callable[[Elastic, Task, nn.Module], Tuned]:
+    """What `convert(…, tuned=tuning())` does after the repair.
+
+    It learns from so many views of the task's texts, or from as many as there is time for in about
+    so many `seconds`; then what it finds depends on the machine.
+    """
+    check_seconds(seconds)
+    return partial(tune, rows=rows, seconds=seconds, seed=seed, progress=progress)
+
+
+def tune(
+    model: Elastic,
+    task: Task,
+    whole: nn.Module,
+    *,
+    rows: int = ROWS,
+    seconds: float | None = None,
+    seed: int = 7,
+    progress: Callable[[Tick], None] | None = None,
+) -> Tuned:
+    """A nested model whose budgets have learned the answers of the `whole` one, and what it took.
+
+    Validation rows of the task, whose labels are not looked at, decide how far it goes: the share
+    of the way from the old weights to the learned ones with the smallest Σ_B √KL(whole ‖ B). The
+    given model is left alone.
+    """
+    if task.words is None:
+        raise ValueError("tuning makes views of texts: give texts and their tokenizer")
+    started = time.perf_counter()
+    every = [task.train] if task.unlabelled is None else [task.train, task.unlabelled]
+    if seconds is not None:
+        rows = min(rows, int(seconds / (_PASSES * _seconds_per_row(whole, task.train))))
+    facts: dict[str, Any] = {"tuned_rows": 0}
+    if rows < FEWEST:
+        return model, facts
+    texts = sum(map(len, every))
+    passes = min(_MOST_VIEWS, max(1, round(rows / texts)))
+    train = task.train.take(torch.arange(len(task.train))[:rows])
+    others = task.unlabelled and task.unlabelled.take(
+        torch.arange(len(task.unlabelled))[: max(0, rows - len(train))]
+    )
+    learned = replace(
+        task,
+        train=train,
+        unlabelled=others if others is not None and len(others) else None,
+        validation=_answered(whole, task.validation),
+    )
+    how = recipe("tune-encoder", epochs=passes, views=passes)
+    fitted = fit(model, learned, recipe=how, seed=seed, teacher=whole, progress=progress)
+    candidates = {0.0: model} | {share: _between(model, fitted.model, share) for share in _SHARES}
+    apart = {
+        share: distance(one, task.validation, whole=whole, budgets=REPAIRED_AT)
+        for share, one in candidates.items()
+    }
+    best = min(apart, key=lambda share: apart[share])
+    facts = {
+        "tuned_rows": passes * (len(train) + len(others or ())),
+        "tuned_share": best,
+        "tuned_from": round(apart[0.0], 4),
+        "tuned_to": round(apart[best], 4),
+        "tune_seconds": round(time.perf_counter() - started, 1),
+    }
+    return candidates[best], facts
+
+
+def shared_out(seconds: float | None, *, tuned: bool) -> tuple[float | None, float | None]:
+    """The seconds of search and repair, and those of tuning, of what all of them may take."""
+    if seconds is None or not tuned:
+        return seconds, None
+    return seconds * (1.0 - _SHARE), seconds * _SHARE
+
+
+@torch.no_grad()
+def _between(model: Elastic, learned: nn.Module, share: float) -> Elastic:
+    """A copy of a model whose weights are a share of the way to those of another."""
+    made = copy.deepcopy(model)
+    towards = learned.state_dict()
+    for name, value in made.state_dict().items():
+        if value.is_floating_point():
+            value.lerp_(towards[name], share)
+    return made
+
+
+@torch.no_grad()
+def _answered(whole: nn.Module, split: Split) -> Split:
+    """The rows with the class that the whole model gives each: what a budget has to agree with."""
+    labels = torch.empty(len(split), dtype=torch.long)
+    for rows in torch.split(torch.arange(len(split)), _TIMED):
+        inputs, _ = split.batch(rows)
+        labels[rows] = logits_of(whole.eval()(**inputs)).argmax(dim=-1).cpu()
+    return replace(split, labels=labels)
+
+
+@torch.no_grad()
+def _seconds_per_row(whole: nn.Module, split: Split) -> float:
+    """What a row of usual length takes in a pass through the whole model."""
+    inputs, labels = split.batch(torch.arange(len(split))[:_TIMED])
+    whole.eval()(**inputs)  # the first call is slower
+    started = time.perf_counter()
+    whole(**inputs)
+    return (time.perf_counter() - started) / len(labels)

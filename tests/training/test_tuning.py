@@ -1,0 +1,167 @@
+"""Tuning: budgets of a converted model learn the whole model's answers, from texts alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from pretrained import tokenizer, write_classifier
+from texts import CLUES, rows
+from transformers import AutoModelForSequenceClassification
+
+import apportion
+from apportion.data.tokenizer import Tokenizer
+from apportion.elastic.checkpoint import weights_digest
+from apportion.elastic.conversion import convert
+from apportion.elastic.elastic import Elastic
+from apportion.elastic.repairing import REPAIRED_AT
+from apportion.elastic.vouching import distance
+from apportion.training import tuning as room
+from apportion.training.recipes import recipe
+from apportion.training.tuning import shared_out, tune, tuning
+
+LABELS, TEXTS = zip(*rows(900, seed=1), strict=True)
+FAST = {"batch_size": 32, "lr": 2e-3}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    home = write_classifier(tmp_path_factory.mktemp("model"), list(CLUES))
+    model = AutoModelForSequenceClassification.from_pretrained(home).eval()
+    with torch.no_grad():  # large enough that a lost unit is seen
+        for parameter in model.parameters():
+            parameter.mul_(3.0 if parameter.dim() == 2 else 1.0)
+    return model
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    """A model of random weights is far from its small budgets: steps have to be large."""
+    quick = lambda name, **changes: recipe(name, **{**FAST, **changes})  # noqa: E731
+    monkeypatch.setattr(room, "recipe", quick)
+
+
+def seen_by(tuned):
+    """What is called with what a conversion gives to its tuning; then it is tuned."""
+    calls = []
+
+    def watching(model, task, whole):
+        calls.append((model, task, whole))
+        return tuned(model, task, whole)
+
+    return calls, watching
+
+
+def test_budgets_come_nearer_to_the_whole_model_on_texts_that_nobody_saw(whole, fast):
+    words = Tokenizer.of(tokenizer(), 20)
+    calls, watching = seen_by(tuning(rows=1200))
+    made = convert(whole, TEXTS, tokenizer=words, searched=False, repaired=False, tuned=watching)
+    ((before, task, teacher),) = calls
+    assert weights_digest(teacher) == weights_digest(whole), "it learns from the given model"
+    held_out = 900 // 3
+    assert len(task.train) == 900 - held_out and len(task.validation) == held_out // 3
+    assert bool((task.train.labels == -1).all()), "no label is known"
+    assert made.facts["tuned_rows"] == 2 * 600 and made.facts["tuned_share"] > 0
+    vouching = made.facts["vouched"]["rows"]
+    assert vouching == held_out - held_out // 3, "other texts vouch for it"
+    rest = words.pad(words.encode([text for _, text in rows(200, seed=7000)]), 20)
+    others = replace(task.validation, inputs=rest, labels=torch.full((200,), -1), texts=None)
+    made.model.made_for("nested", 0, lowest=0.125)
+
+    def apart(model):
+        return distance(model, others, whole=whole, budgets=REPAIRED_AT)
+
+    assert apart(made.model) < 0.9 * apart(before.made_for("nested", 0, lowest=0.125))
+
+
+@pytest.fixture(scope="module")
+def given(whole):
+    """What a conversion hands to its tuning."""
+    calls, watching = seen_by(lambda model, task, whole: (model, {}))
+    words = Tokenizer.of(tokenizer(), 20)
+    convert(whole, TEXTS, tokenizer=words, searched=False, repaired=False, tuned=watching)
+    return calls[0]
+
+
+def test_what_brings_held_out_texts_no_nearer_is_not_kept(given, monkeypatch):
+    model, task, whole = given
+    before = weights_digest(model)
+    wild = lambda name, **changes: recipe(name, **{**FAST, **changes, "lr": 1.0})  # noqa: E731
+    monkeypatch.setattr(room, "recipe", wild)
+    made, facts = tune(model, task, whole, rows=300)
+    assert facts["tuned_to"] == facts["tuned_from"] and facts["tuned_share"] == 0.0
+    assert made is model and weights_digest(model) == before
+
+
+def test_labels_are_not_looked_at(given, fast):
+    model, task, whole = given
+    known = replace(
+        task,
+        train=replace(task.train, labels=torch.randint(3, (len(task.train),))),
+        validation=replace(task.validation, labels=torch.randint(3, (len(task.validation),))),
+    )
+    first, second = (tune(model, one, whole, rows=1200)[0] for one in (task, known))
+    assert weights_digest(first) == weights_digest(second) != weights_digest(model)
+
+
+def test_texts_without_labels_are_learned_from_too(given, fast, monkeypatch):
+    model, task, whole = given
+    both = replace(task, unlabelled=task.train.take(torch.arange(100)))
+    seen = []
+    inside = room.fit
+    monkeypatch.setattr(
+        room, "fit", lambda model, task, **rest: seen.append(task) or inside(model, task, **rest)
+    )
+    _, facts = tune(model, both, whole, rows=650)
+    assert [len(seen[0].train), len(seen[0].unlabelled)] == [600, 50]
+    assert facts["tuned_rows"] == 650
+    assert torch.equal(
+        seen[0].validation.labels,
+        torch.cat(
+            [
+                whole(**task.validation.batch(torch.tensor([n]))[0]).logits.argmax(-1)
+                for n in range(len(task.validation))
+            ]
+        ),
+    ), "agreement with the whole model is what the bar shows"
+
+
+def test_few_texts_are_shown_in_many_views(given, fast):
+    model, task, whole = given
+    few = replace(task, train=task.train.take(torch.arange(30)))
+    _, facts = tune(model, few, whole, rows=4000)
+    assert facts["tuned_rows"] == 20 * 30
+
+
+def test_time_bounds_the_views(given, fast, monkeypatch):
+    model, task, whole = given
+    monkeypatch.setattr(room, "_seconds_per_row", lambda whole, split: 0.01)
+    _, facts = tune(model, task, whole, seconds=0.01 * room._PASSES * 300)
+    assert facts["tuned_rows"] == pytest.approx(300, abs=1)
+    same, facts = tune(model, task, whole, seconds=0.01 * room._PASSES * 100)
+    assert same is model and facts == {"tuned_rows": 0}, "too little to be worth its while"
+
+
+def test_time_is_shared_out():
+    assert shared_out(None, tuned=True) == (None, None)
+    assert shared_out(60.0, tuned=False) == (60.0, None)
+    ordering, learning = shared_out(60.0, tuned=True)
+    assert ordering + learning == 60.0 and min(ordering, learning) > 0
+
+
+def test_rows_without_words_and_orders_that_are_not_one_are_refused(given, whole):
+    model, task, _ = given
+    with pytest.raises(ValueError, match="texts and their tokenizer"):
+        tune(model, replace(task, words=None), whole)
+    with pytest.raises(ValueError, match="nested=True"):
+        apportion.convert(whole, task, nested=False, tuned=apportion.tuning())
+    with pytest.raises(ValueError, match="seconds"):
+        tuning(seconds=-1.0)
+
+
+def test_the_tuned_model_is_a_nested_one_of_the_same_order(given, fast):
+    model, task, whole = given
+    made, _ = tune(model, task, whole, rows=256)
+    assert isinstance(made, Elastic) and made.form == "nested"
+    assert torch.equal(made.gates.order, model.gates.order)
