@@ -332,7 +332,7 @@ def try_targets(
                 Shot(f"t{n}", at, {"input": [draw.choice(texts)], "target_ms": target}, target)
                 for n, at in enumerate(times)
             ]
-            hits = asyncio.run(fire(server.url, shots))
+            hits = fire(server.url, shots)
             found = summarise(hits)
             job.note(
                 "target",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import socket
+import socketserver
 import statistics
+import threading
+import time
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
@@ -14,7 +18,7 @@ from typer.testing import CliRunner
 from written_forecast import write_forecast
 
 from apportion.serving.server.configuration import config_of, tomllib
-from apportion.serving.server.open_loop import Hit, Shot, fire, send_times, summarise
+from apportion.serving.server.open_loop import Hit, Shot, fire, saturate, send_times, summarise
 from apportion.study.load_arms import LoadPlan, arm_config, read_texts
 from apportion.study.records import record_of
 
@@ -53,28 +57,76 @@ def test_bad_arrivals_are_one_sentence(trace, options, says):
 
 def test_load_is_for_this_machine_only():
     with pytest.raises(ValueError, match="load is for a server on this machine, not for example"):
-        asyncio.run(fire("http://example.org/", []))
+        fire("http://example.org/", [])
+
+
+@contextmanager
+def answering(keep=True, body=b'{"apportion": {"budget": 1.0}, "data": []}'):
+    """A server in a thread that answers everything alike: its address, and its connections."""
+    connections, requests = [], []
+
+    class Answer(socketserver.StreamRequestHandler):
+        def handle(self):
+            connections.append(self.client_address)
+            while line := self.rfile.readline():
+                number, length = "", 0
+                while (header := self.rfile.readline().strip().lower()) != b"":
+                    name, _, value = header.decode().partition(": ")
+                    number = value if name == "x-request-id" else number
+                    length = int(value) if name == "content-length" else length
+                self.rfile.read(length)
+                requests.append(number)
+                head = f"HTTP/1.1 200 OK\r\nX-Request-Id: {number}\r\nContent-Length: {len(body)}"
+                whole = head.encode() + b"\r\n\r\n" + body
+                for part in (whole[:30], whole[30:]):  # answers may come in pieces
+                    self.wfile.write(part)
+                    self.wfile.flush()
+                if not keep:
+                    return
+                assert line.startswith(b"POST /v1/classify ")
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        request_queue_size = 512
+
+    with Server(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/", connections, requests
+        server.shutdown()
 
 
 def test_a_connection_that_the_server_closed_is_no_lost_request():
-    connections = []
+    with answering(keep=False) as (url, connections, requests):
+        found = fire(url, [Shot(str(n), 0.05 * n, {}, 1000.0) for n in range(5)])
+    assert [one.status for one in found] == [200] * 5
+    assert sorted(requests) == ["0", "1", "2", "3", "4"], "and none is sent twice"
+    assert len(connections) >= 5
 
-    async def answer_once(reader, writer):
-        connections.append(writer)
-        await reader.readuntil(b"\r\n\r\n")
-        body = b'{"apportion": {"budget": 1.0}, "data": []}'
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        writer.close()
 
-    async def run():
-        server = await asyncio.start_server(answer_once, "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            shots = [Shot(str(n), 0.1 * n, {}, 1000.0) for n in range(3)]
-            return await fire(f"http://127.0.0.1:{port}/", shots)
+def test_every_answer_belongs_to_its_request_and_comes_at_its_time():
+    with answering() as (url, connections, requests):
+        found = fire(url, [Shot(f"n{n}", 0.002 * (n // 4), {}, 1000.0) for n in range(40)])
+    assert [one.number for one in found] == [f"n{n}" for n in range(40)]
+    assert len(requests) == 40 and len(connections) == 40
+    assert all(0.0 <= one.lateness <= one.latency for one in found)
 
-    assert [one.status for one in asyncio.run(run())] == [200] * 3
-    assert len(connections) == 3
+
+def test_what_is_not_answered_is_lost_and_said_to_be():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        (found,) = fire(url, [Shot("a", 0.0, {}, 50.0)], wait=0.2)
+    assert found.status == 0 and found.latency >= 0.2
+    assert summarise([found])["lost"] == 1
+
+
+def test_clients_that_saturate_a_server_count_the_rows_that_it_answers():
+    bodies = [{"input": ["a", "b", "c"]}, {"input": ["d", "e", "f"]}]
+    with answering() as (url, connections, requests):
+        started = time.perf_counter()
+        rate = saturate(url, bodies, clients=4, seconds=0.3)
+        took = time.perf_counter() - started
+    assert len(connections) == 4
+    assert rate == pytest.approx(3 * len(requests) / took, rel=0.2)
 
 
 def hit(status=200, latency=0.01, number="a", lateness=0.0, **told):

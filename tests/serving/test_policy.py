@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual import LEVELS, TIERS, Affine, queues, row, setting, waiting
 
+from apportion.serving.server.admission import Load, admit
 from apportion.serving.server.policy import (
-    Load,
-    admit,
     build_ladder,
     drain,
     highest_in_time,
@@ -113,16 +112,17 @@ def test_an_earlier_deadline_never_lowers_the_rung_while_the_row_stays_on_time(q
 
 
 @given(queues(shortest=0.1))
-def test_the_rung_is_the_lowest_at_which_all_deadlines_fit_one_after_the_other(queue):
+def test_the_rung_is_the_lowest_at_which_rows_wait_half_of_what_they_could(queue):
     if on_time(0.0, queue) != queue:
         return
 
     def fits(rung):
-        end = 0.0
+        wait = 0.0
         for one in sorted(queue, key=lambda one: one.deadline):
-            end += SETTING.seconds(1, one.length, level_at(one, rung))
-            if end > one.deadline + 1e-9:
+            takes = SETTING.seconds(1, one.length, level_at(one, rung))
+            if wait > 0.5 * (one.deadline - takes) + 1e-9:
                 return False
+            wait += takes
         return True
 
     fitting = [rung for rung in range(len(SETTING.rungs)) if fits(rung)]
@@ -173,11 +173,23 @@ def test_a_row_whose_batch_failed_runs_alone():
     assert ladder(0.0, queue[1:] + queue[:1], [], SETTING).rows == (2,)  # the oldest of one aim
 
 
-def test_a_batch_is_bounded_by_the_slack_of_its_head():
-    queue = [row(n, due=0.2, highest=1.0, lowest=1.0) for n in range(30)]
+@pytest.mark.parametrize(("due", "last", "bound"), [(0.2, 9.0, 0.2), (0.8, 0.8, 0.2)])
+def test_a_batch_ends_by_the_deadline_of_its_head_and_in_a_quarter_of_the_last(due, last, bound):
+    queue = [row(n, due=due, highest=1.0, lowest=1.0) for n in range(30)]
+    queue.append(row(30, due=last, highest=0.125, lowest=0.125))
     plan = ladder(0.0, queue, [], SETTING)
-    assert SETTING.seconds(len(plan.rows), 64, 1.0) <= 0.2
-    assert SETTING.seconds(len(plan.rows) + 1, 64, 1.0) > 0.2
+    assert SETTING.seconds(len(plan.rows), 64, 1.0) <= bound
+    assert SETTING.seconds(len(plan.rows) + 1, 64, 1.0) > bound
+
+
+def test_a_row_alone_keeps_its_level_however_near_its_deadline_is():
+    takes = SETTING.seconds(1, 64, 1.0)
+    assert ladder(0.0, [row(due=1.001 * takes)], [], SETTING).level == 1.0
+
+
+def test_where_all_are_late_batches_are_as_large_as_they_may_be():
+    queue = [row(n, due=-1.0, highest=1.0, lowest=0.125) for n in range(40)]
+    assert len(ladder(0.0, queue, [], SETTING).rows) == SETTING.max_batch
 
 
 def test_a_batch_that_would_be_slower_than_its_rows_in_turn_is_not_made():

@@ -62,7 +62,7 @@ def test_budgets_come_nearer_to_the_whole_model_on_texts_that_nobody_saw(whole, 
     held_out = 900 // 3
     assert len(task.train) == 900 - held_out and len(task.validation) == held_out // 3
     assert bool((task.train.labels == -1).all()), "no label is known"
-    assert made.facts["tuned_rows"] == 2 * 600 and made.facts["tuned_share"] > 0
+    assert made.facts["tuned"]["rows"] == 2 * 600 and made.facts["tuned"]["share"] > 0
     vouching = made.facts["vouched"]["rows"]
     assert vouching == held_out - held_out // 3, "other texts vouch for it"
     rest = words.pad(words.encode([text for _, text in rows(200, seed=7000)]), 20)
@@ -90,7 +90,8 @@ def test_what_brings_held_out_texts_no_nearer_is_not_kept(given, monkeypatch):
     wild = lambda name, **changes: recipe(name, **{**FAST, **changes, "lr": 1.0})  # noqa: E731
     monkeypatch.setattr(room, "recipe", wild)
     made, facts = tune(model, task, whole, rows=300)
-    assert facts["tuned_to"] == facts["tuned_from"] and facts["tuned_share"] == 0.0
+    told = facts["tuned"]
+    assert told["after"] == told["before"] and told["share"] == 0.0
     assert made is model and weights_digest(model) == before
 
 
@@ -115,7 +116,7 @@ def test_texts_without_labels_are_learned_from_too(given, fast, monkeypatch):
     )
     _, facts = tune(model, both, whole, rows=650)
     assert [len(seen[0].train), len(seen[0].unlabelled)] == [600, 50]
-    assert facts["tuned_rows"] == 650
+    assert facts["tuned"]["rows"] == 650
     assert torch.equal(
         seen[0].validation.labels,
         torch.cat(
@@ -131,16 +132,16 @@ def test_few_texts_are_shown_in_many_views(given, fast):
     model, task, whole = given
     few = replace(task, train=task.train.take(torch.arange(30)))
     _, facts = tune(model, few, whole, rows=4000)
-    assert facts["tuned_rows"] == 20 * 30
+    assert facts["tuned"]["rows"] == 20 * 30
 
 
 def test_time_bounds_the_views(given, fast, monkeypatch):
     model, task, whole = given
     monkeypatch.setattr(room, "_seconds_per_row", lambda whole, split: 0.01)
     _, facts = tune(model, task, whole, seconds=0.01 * room._PASSES * 300)
-    assert facts["tuned_rows"] == pytest.approx(300, abs=1)
+    assert facts["tuned"]["rows"] == pytest.approx(300, abs=1)
     same, facts = tune(model, task, whole, seconds=0.01 * room._PASSES * 100)
-    assert same is model and facts == {"tuned_rows": 0}, "too little to be worth its while"
+    assert same is model and facts == {"tuned": {"rows": 0}}, "too little to be worth its while"
 
 
 def test_time_is_shared_out():

@@ -49,11 +49,11 @@ def made_in_words(facts: Mapping[str, Any]) -> str:
             f"repair:     {facts['repair_rows']:,} rows fitted to, {facts['repair_held_out']:,} "
             f"held out, {facts['repair_share']:.0%} of the fit taken"
         )
-    if facts.get("tuned_rows"):
+    if (tuned := facts.get("tuned", {})).get("rows"):
         said.append(
-            f"tuning:     {facts['tuned_rows']:,} views learned from, {facts['tuned_share']:.0%} "
-            f"of the way taken; distance from the whole model {facts['tuned_from']:.2f} before, "
-            f"{facts['tuned_to']:.2f} after"
+            f"tuning:     {tuned['rows']:,} views learned from, {tuned['share']:.0%} of the way "
+            f"taken; distance from the whole model {tuned['before']:.2f} before, "
+            f"{tuned['after']:.2f} after"
         )
     if "vouched" in facts:
         said.append(_vouched_in_words(facts["vouched"]))

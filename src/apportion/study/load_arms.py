@@ -6,7 +6,6 @@ measured in the same run: the deadline is a multiple of a request's median time 
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import random
 import re
@@ -114,7 +113,7 @@ def run_load(
             for arm in arms:
                 shots = _shots(arm, times, texts, plan, deadline, turn)
                 before = servers[arm].counted()
-                hits = asyncio.run(fire(servers[arm].url, shots))
+                hits = fire(servers[arm].url, shots)
                 after = servers[arm].counted()
                 yield LoadRecord(
                     subject=subject,
@@ -202,4 +201,4 @@ def _carried(
     draw = random.Random(1)
     body = {"tier": "high-quality", "target_ms": 60_000}
     many = [{**body, "input": [draw.choice(texts)[0] for _ in range(rows)]} for _ in range(256)]
-    return asyncio.run(saturate(server.url, many, clients=_CLIENTS, seconds=seconds))
+    return saturate(server.url, many, clients=_CLIENTS, seconds=seconds)

@@ -129,11 +129,9 @@ class ScoresRecord(Record):
     repair_share: Annotated[float, "share of the fit that was taken"] = ABSENT
     repair_ridges: Annotated[list[float], "λ, one per site"] = ABSENT
     repair_seconds: Annotated[float, "the repair took"] = ABSENT
-    tuned_rows: Annotated[int, "views of texts that tuning learned from"] = ABSENT
-    tuned_from: Annotated[float, "Σ √KL from the whole model on held-out rows, before it"] = ABSENT
-    tuned_to: Annotated[float, "the same, after it"] = ABSENT
-    tuned_share: Annotated[float, "share of the way that was taken"] = ABSENT
-    tune_seconds: Annotated[float, "tuning took"] = ABSENT
+    tuned: Annotated[
+        dict[str, float], "views, seconds, share taken, Σ √KL of held-out rows before and after"
+    ] = ABSENT
     vouched: Annotated[
         dict[str, Any],
         "other texts: how many, the agreement asked for, from which budget on it holds, and by "

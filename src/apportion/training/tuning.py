@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -76,9 +75,8 @@ def tune(
     every = [task.train] if task.unlabelled is None else [task.train, task.unlabelled]
     if seconds is not None:
         rows = min(rows, int(seconds / (_PASSES * _seconds_per_row(whole, task.train))))
-    facts: dict[str, Any] = {"tuned_rows": 0}
     if rows < FEWEST:
-        return model, facts
+        return model, {"tuned": {"rows": 0}}
     texts = sum(map(len, every))
     passes = min(_MOST_VIEWS, max(1, round(rows / texts)))
     train = task.train.take(torch.arange(len(task.train))[:rows])
@@ -100,13 +98,13 @@ def tune(
     }
     best = min(apart, key=lambda share: apart[share])
     facts = {
-        "tuned_rows": passes * (len(train) + len(others or ())),
-        "tuned_share": best,
-        "tuned_from": round(apart[0.0], 4),
-        "tuned_to": round(apart[best], 4),
-        "tune_seconds": round(time.perf_counter() - started, 1),
+        "rows": passes * (len(train) + len(others or ())),
+        "share": best,
+        "before": round(apart[0.0], 4),
+        "after": round(apart[best], 4),
+        "seconds": round(time.perf_counter() - started, 1),
     }
-    return candidates[best], facts
+    return candidates[best], {"tuned": facts}
 
 
 def shared_out(seconds: float | None, *, tuned: bool) -> tuple[float | None, float | None]:

@@ -6,17 +6,14 @@ request was to be sent, so that a client which is late itself hides nothing.
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import ipaddress
 import json
-import os
 import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -25,14 +22,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from apportion.serving.server.replay import gaps
+from apportion.serving.server.wire import Reply, Wire, in_front
 
 MOST = 100_000  # requests of one run
 LONGEST = 600.0  # seconds of one run
 LATE_CLIENT = 0.005  # a client later than this at its 99th percentile measured itself
-_PRIORITY = -10  # which only root may take
 _OPEN = 256  # connections that are opened before the first request
-_IDLE = 25.0  # seconds after which a connection is not used again; our server hangs up after 30
-_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter, float]  # when it was used last
 
 
 @dataclass(frozen=True)
@@ -62,9 +57,6 @@ class Hit:
     def right(self) -> int:
         """Rows that were answered right; what was not answered is wrong."""
         return sum(one == other for one, other in zip(self.labels, self.shot.labels, strict=False))
-
-
-_Reply = tuple[Shot, int, float, float, str, bytes]  # status, latency, lateness, id, body
 
 
 def send_times(trace: str, *, rate: float, seconds: float, seed: int = 0) -> list[float]:
@@ -119,164 +111,79 @@ def _seconds(word: str) -> float:
     return datetime.fromisoformat(whole).timestamp() + float(f"0.{part or 0}")
 
 
-async def fire(url: str, shots: Sequence[Shot], *, wait: float = 60.0) -> list[Hit]:
+def fire(url: str, shots: Sequence[Shot], *, wait: float = 60.0) -> list[Hit]:
     """Sends every shot at its time to a server on this machine; waits for all answers."""
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or 80
-    if host != "localhost" and not _is_loopback(host):
-        raise ValueError(f"load is for a server on this machine, not for {host}")
+    host, port = _place(url)
     if len(shots) > MOST or max((one.time for one in shots), default=0.0) > LONGEST:
         raise ValueError(f"a run has {MOST} requests and {LONGEST:g} s at most")
-    pool = _Pool(host, port)
-    await pool.open(min(_OPEN, len(shots)))
-    # Bodies are written before the first is sent and read after the last came: between bursts
-    # there is time for that, in a burst there is not.
-    ready = [(shot, pool.message(shot)) for shot in sorted(shots, key=lambda one: one.time)]
-    start = time.perf_counter() + 0.1
-    tasks = []
-    with _in_front():
-        for shot, message in ready:
-            await _until(start + shot.time)
-            # Written here and now: tasks would come to it only after the burst.
-            sent = pool.send(message)
-            late = time.perf_counter() - start - shot.time
-            asked = pool.receive(sent) if sent else pool.post(message)
-            tasks.append(asyncio.ensure_future(_one(asked, shot, late, start, wait)))
-        replies = await asyncio.gather(*tasks)
-    pool.close()
-    return [_hit(reply) for reply in replies]
+    replies: dict[str, Reply] = {}
+    late: dict[str, float] = {}
+    with Wire(host, port, connections=min(_OPEN, len(shots))) as wire:
+        # Bodies are written before the first is sent and read after the last came: between bursts
+        # there is time for that, in a burst there is not. Shots have names of their own on the
+        # wire, so that two of one number are two.
+        ready = [
+            (str(place), shot, wire.message(shot.number, json.dumps(shot.body).encode()))
+            for place, shot in enumerate(sorted(shots, key=lambda one: one.time))
+        ]
+        start = time.perf_counter() + 0.1
+        with in_front():
+            for name, shot, message in ready:
+                moment = start + shot.time
+                while (left := moment - time.perf_counter()) > 0.0:
+                    # It wakes up about a millisecond late: the rest is waited for by turns.
+                    for reply in wire.receive(left - 0.0015):
+                        replies[reply.number] = reply
+                wire.send(name, message)
+                late[name] = time.perf_counter() - moment
+            end = time.perf_counter() + wait
+            while wire.waiting and (left := end - time.perf_counter()) > 0.0:
+                for reply in wire.receive(left):
+                    replies[reply.number] = reply
+        for reply in wire.give_up():
+            replies[reply.number] = reply
+    return [
+        _hit(shot, replies[name], replies[name].moment - start - shot.time, late[name])
+        for name, shot, _ in ready
+    ]
 
 
-@contextmanager
-def _in_front() -> Iterator[None]:
-    """Lets this process run before others where it may: clients of a busy machine come late."""
-    if not hasattr(os, "setpriority"):
-        yield
-        return
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
-    try:
-        yield
-    finally:
-        with suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, 0, before)
-
-
-async def saturate(
-    url: str, bodies: Sequence[dict[str, Any]], *, clients: int, seconds: float
-) -> float:
+def saturate(url: str, bodies: Sequence[dict[str, Any]], *, clients: int, seconds: float) -> float:
     """Answered rows a second of so many clients, each of which asks again when it has an answer."""
+    rows, place = 0, 0
+    with Wire(*_place(url), connections=clients) as wire:
+        messages = [wire.message(f"s{n}", json.dumps(b).encode()) for n, b in enumerate(bodies)]
+        start = time.perf_counter()
+        while place < clients:
+            wire.send(str(place), messages[place % len(bodies)])
+            place += 1
+        while wire.waiting:
+            for reply in wire.receive(60.0):
+                if reply.status != 200:
+                    raise ValueError(f"a server that was to be saturated answered {reply.status}")
+                rows += len(bodies[int(reply.number) % len(bodies)]["input"])
+                if reply.moment < start + seconds:
+                    wire.send(str(place), messages[place % len(bodies)])
+                    place += 1
+        return rows / (time.perf_counter() - start)
+
+
+def _place(url: str) -> tuple[str, int]:
+    """Host and port of a server, if it is on this machine."""
     parts = urlsplit(url)
-    pool = _Pool(parts.hostname or "", parts.port or 80)
-    rows, count = 0, 0
-    start = time.perf_counter()
-
-    async def client(first: int) -> None:
-        nonlocal rows, count
-        place = first
-        while time.perf_counter() < start + seconds:
-            body = bodies[place % len(bodies)]
-            status, _, _ = await pool.post(pool.message(Shot(f"s{place}", 0.0, body, 0.0)))
-            if status != 200:
-                raise ValueError(f"a server that was to be saturated answered {status}")
-            rows, count, place = rows + len(body["input"]), count + 1, place + clients
-
-    await asyncio.gather(*(client(one) for one in range(clients)))
-    pool.close()
-    return rows / (time.perf_counter() - start)
+    host = parts.hostname or ""
+    if host != "localhost" and not _is_loopback(host):
+        raise ValueError(f"load is for a server on this machine, not for {host}")
+    return host, parts.port or 80
 
 
-async def _until(moment: float) -> None:
-    while (left := moment - time.perf_counter()) > 0.0:
-        # The loop wakes up about a millisecond late: the rest is waited for by turns.
-        await asyncio.sleep(max(left - 0.0015, 0.0))
-
-
-async def _one(
-    asked: Awaitable[tuple[int, str, bytes]], shot: Shot, late: float, start: float, wait: float
-) -> _Reply:
-    try:
-        status, number, body = await asyncio.wait_for(asked, wait)
-    except (OSError, asyncio.TimeoutError, TimeoutError, ValueError, asyncio.IncompleteReadError):
-        status, number, body = 0, "", b""
-    return shot, status, time.perf_counter() - start - shot.time, late, number, body
-
-
-def _hit(reply: _Reply) -> Hit:
+def _hit(shot: Shot, reply: Reply, latency: float, late: float) -> Hit:
     """What a reply says; of one that is no answer, nothing."""
-    shot, status, latency, lateness, number, body = reply
-    if status != 200:
-        return Hit(shot, status, latency, lateness, number, {})
-    found = json.loads(body)
+    if reply.status != 200:
+        return Hit(shot, reply.status, latency, late, reply.told, {})
+    found = json.loads(reply.body)
     labels = tuple(row["label"] for row in found["data"])
-    return Hit(shot, status, latency, lateness, number, found.get("apportion", {}), labels)
-
-
-class _Pool:
-    """Connections that stay open; one more is opened when none is free.
-
-    A server hangs up on those that nobody used for a while, which is no loss of the next request:
-    as every client of HTTP does, it takes another connection.
-    """
-
-    def __init__(self, host: str, port: int) -> None:
-        self._place = host, port
-        self._free: list[_Connection] = []
-
-    async def open(self, count: int) -> None:
-        """Opens connections before they are needed."""
-        now = time.monotonic()
-        for _ in range(count):
-            self._free.append((*await asyncio.open_connection(*self._place), now))
-
-    def message(self, shot: Shot) -> bytes:
-        """A request as it is sent."""
-        body = json.dumps(shot.body).encode()
-        head = (
-            f"POST /v1/classify HTTP/1.1\r\nHost: {self._place[0]}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-            f"X-Request-Id: {shot.number}\r\n\r\n"
-        )
-        return head.encode() + body
-
-    async def post(self, message: bytes) -> tuple[int, str, bytes]:
-        """Status, id and body of the answer."""
-        sent = self.send(message)
-        if sent is None:
-            sent = *await asyncio.open_connection(*self._place), time.monotonic()
-            sent[1].write(message)
-        return await self.receive(sent)
-
-    def send(self, message: bytes) -> _Connection | None:
-        """The connection that a message was written to; None where no open one is free."""
-        while self._free:
-            reader, writer, used = self._free.pop()
-            if not reader.at_eof() and time.monotonic() - used < _IDLE:
-                writer.write(message)
-                return reader, writer, used
-            writer.close()
-        return None
-
-    async def receive(self, sent: _Connection) -> tuple[int, str, bytes]:
-        """Status, id and body of what is answered on a connection."""
-        reader, writer, _ = sent
-        try:
-            answer = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            headers = {
-                k.lower(): v.strip() for k, _, v in (line.partition(":") for line in answer[1:])
-            }
-            found = await reader.readexactly(int(headers["content-length"]))
-        except BaseException:
-            writer.close()
-            raise
-        self._free.append((reader, writer, time.monotonic()))
-        return int(answer[0].split()[1]), headers.get("x-request-id", ""), found
-
-    def close(self) -> None:
-        """Hangs up."""
-        for _, writer, _ in self._free:
-            writer.close()
+    return Hit(shot, reply.status, latency, late, reply.told, found.get("apportion", {}), labels)
 
 
 def summarise(hits: Sequence[Hit]) -> dict[str, Any]:

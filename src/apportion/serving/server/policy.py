@@ -14,10 +14,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from apportion.serving.server.terms import Refusal, Rule, Terms, Tier
+from apportion.serving.server.terms import Rule, Terms, Tier
 
 BUCKET = 16  # lengths are padded to multiples: few shapes, few forecasts
 ALIKE = 1.25  # lengths in one batch differ by less than this factor
+# Nobody knows who comes next. So the rows ahead of one may take this share of the time that it
+# could wait, and a batch this share of what the last row has; the rest is left for a burst.
+RESERVED, QUANTUM = 0.5, 0.25
 
 
 class Forecasting(Protocol):
@@ -153,48 +156,6 @@ def highest_in_time(terms: Terms, length: int, setting: Setting, *, spent: float
     return max(fitting, default=terms.lowest)
 
 
-@dataclass(frozen=True)
-class Load:
-    """What waits, summed up."""
-
-    rows: int = 0
-    tokens: int = 0
-    seconds: float = 0.0  # with every row alone and at its lowest level, as forecast
-
-    def plus(self, row: Waiting, setting: Setting, sign: int = 1) -> Load:
-        """With a row more, or one less."""
-        seconds = setting.forecast_seconds(1, row.length, row.lowest)
-        return Load(
-            self.rows + sign,
-            self.tokens + sign * row.length,
-            self.seconds + sign * seconds if self.rows + sign else 0.0,
-        )
-
-    def wait(self, setting: Setting, busy: Sequence[float] = ()) -> float:
-        """How long all of it takes, in seconds."""
-        return (sum(busy) + setting.ratio * self.seconds) / setting.workers
-
-
-def admit(
-    rows: Sequence[Waiting], load: Load, setting: Setting, *, busy: Sequence[float] = ()
-) -> Load:
-    """The load with some more rows; where it has no place for all of them, none are admitted."""
-    for row in rows:
-        load = load.plus(row, setting)
-    wait = load.wait(setting, busy)
-    if load.tokens > setting.max_tokens:
-        limit = f"{load.tokens} tokens would wait, and the limit is {setting.max_tokens}"
-    elif load.rows > setting.max_rows:
-        limit = f"{load.rows} rows would wait, and the limit is {setting.max_rows}"
-    elif wait > setting.max_wait:
-        limit = f"the wait would be {wait:.1f} s, and the limit is {setting.max_wait:g} s"
-    else:
-        return load
-    # After that time the queue has room again, if nobody else comes.
-    retry = max(wait - setting.max_wait, 0.1 * wait, 0.05)
-    raise Refusal("queue-full", f"the queue is full: {limit}", retry_after_ms=round(1000 * retry))
-
-
 def drain(row: Waiting, end: float) -> Waiting:
     """A row when the server is to end: the same plan then empties the queue in time."""
     return replace(row, deadline=min(row.deadline, end), latest=end)
@@ -273,16 +234,22 @@ def _lowest_rung(
     busy: Sequence[float],
     setting: Setting,
 ) -> tuple[int, bool]:
-    """The lowest rung at which every row meets its aim, and whether there is one."""
+    """The lowest rung at which every row meets its aim with time to spare, or the last one.
+
+    Also whether all meet their aims there, be it with nothing to spare.
+    """
     low, high = 0, len(setting.rungs)
     while low < high:  # what fits at a rung fits at all that follow
         middle = (low + high) // 2
         times = _times(kinds, _levels(kinds, middle, setting), setting)[places]
-        if _all_fit(now, times, aims, busy, setting):
+        if _all_fit(now, times, aims, busy, setting, reserved=RESERVED):
             high = middle
         else:
             low = middle + 1
-    return (low, True) if low < len(setting.rungs) else (low - 1, False)
+    if low < len(setting.rungs):
+        return low, True
+    times = _times(kinds, _levels(kinds, low - 1, setting), setting)[places]
+    return low - 1, _all_fit(now, times, aims, busy, setting)
 
 
 def _all_fit(
@@ -291,14 +258,15 @@ def _all_fit(
     aims: NDArray[np.float64],
     busy: Sequence[float],
     setting: Setting,
+    *,
+    reserved: float = 0.0,
 ) -> bool:
-    """Whether rows, one after the other, all end by their aims.
+    """Whether rows, one after the other, all end by their aims, with a share of their time left.
 
     A row starts when all before it are shared out: no later than their sum over the workers.
     """
-    before = np.cumsum(times) - times
-    ends = now + (sum(busy) + before) / setting.workers + times
-    return bool((ends <= aims + 1e-9).all())
+    waits = (sum(busy) + np.cumsum(times) - times) / setting.workers
+    return bool((waits <= (1.0 - reserved) * (aims - now - times) + 1e-9).all())
 
 
 def _batch(
@@ -322,6 +290,8 @@ def _batch(
     left = np.ones(len(order), bool)
     left[0] = False
     due = aims[0] if end <= aims[0] else np.inf
+    longest = max(row.deadline for row in queue) - now
+    due = min(due, now + QUANTUM * longest) if longest > 0.0 else due
     for n in range(1, len(order)):
         if len(chosen) >= most or head.alone:
             break

@@ -15,6 +15,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from apportion.serving.server.admission import Load, admit
 from apportion.serving.server.admitted import (
     ANSWERED,
     CANCELLED,
@@ -25,15 +26,7 @@ from apportion.serving.server.admitted import (
     Request,
     Row,
 )
-from apportion.serving.server.policy import (
-    Load,
-    Setting,
-    Waiting,
-    admit,
-    drain,
-    highest_in_time,
-    padded,
-)
+from apportion.serving.server.policy import Setting, Waiting, drain, highest_in_time, padded
 from apportion.serving.server.promise import LOAD, Audit, Promise, kept_promise
 from apportion.serving.server.rival_policies import NAMED
 from apportion.serving.server.terms import Refusal, Terms

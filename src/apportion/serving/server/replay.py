@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from apportion.serving.server.policy import Load, Policy, Setting, Waiting, admit
+from apportion.serving.server.admission import Load, admit
+from apportion.serving.server.policy import Policy, Setting, Waiting
 from apportion.serving.server.terms import Refusal
 
 

@@ -104,7 +104,7 @@ def scoring_table(records: Records) -> Table:
 def conversion_table(records: Records) -> Table:
     """How long it took to convert a model."""
     found = [r for r in select(records, kind="scores") if "repair_seconds" in r]
-    tuned = any("tune_seconds" in r for r in found)
+    tuned = any("tuned" in r for r in found)
     rows = []
     for method in dict.fromkeys(r["method"] for r in found):
         of_method = [r for r in found if r["method"] == method]
@@ -119,10 +119,10 @@ def conversion_table(records: Records) -> Table:
             }
         )
         if tuned:
-            took = [r["tune_seconds"] for r in of_method if "tune_seconds" in r]
+            took = [r["tuned"] for r in of_method if "tuned" in r]
             rows[-1] |= {
-                "views to tune by": str(of_method[0].get("tuned_rows", "–")),
-                "seconds of that": mean_sd(took, 0) if took else "–",
+                "views to tune by": f"{took[0]['rows']:,}" if took else "–",
+                "seconds of that": mean_sd([t["seconds"] for t in took], 0) if took else "–",
             }
     note = "Seconds of the process that did it, one thread where it ran beside others."
     return Table.of_rows("conversion", "Conversion: what it took", rows=rows, note=note)
