@@ -150,5 +150,6 @@ def test_the_public_names_are_these():
         "sweep",
         "train",
         "training_bar",
+        "tuning",
     ]
     assert all(hasattr(apportion, name) for name in apportion.__all__)

@@ -145,7 +145,7 @@ def test_a_nested_model_is_not_timed_with_soft_gates():
         (
             "keep = 1",
             "repair = true",
-            "'scored' has search, repair or tune, which need nested = true and no keep",
+            "'scored' has search, repair or tune: these need nested = true, no keep",
         ),
         ("keep = 1", "nested = true\ntune = 9", "'scored' has tune: a number of views of texts"),
         ('"squared-gradient"', '"learned"', "'learned', and no other, needs a teacher with gates"),

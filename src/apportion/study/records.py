@@ -129,9 +129,7 @@ class ScoresRecord(Record):
     repair_share: Annotated[float, "share of the fit that was taken"] = ABSENT
     repair_ridges: Annotated[list[float], "λ, one per site"] = ABSENT
     repair_seconds: Annotated[float, "the repair took"] = ABSENT
-    tuned: Annotated[
-        dict[str, float], "views, seconds, share taken, Σ √KL of held-out rows before and after"
-    ] = ABSENT
+    tuned: Annotated[dict[str, float], "rows, seconds, share; Σ √KL before and after"] = ABSENT
     vouched: Annotated[
         dict[str, Any],
         "other texts: how many, the agreement asked for, from which budget on it holds, and by "

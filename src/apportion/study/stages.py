@@ -109,12 +109,8 @@ class Stage:
     @property
     def _later_parts(self) -> dict[str, Any]:
         """What keys did not hold at first: it stands in one only where it changes something."""
-        producers = {
-            "scoring": self.score,
-            "repair": self.repair,
-            "tuning": self.tune,
-            "training": self.recipe,
-        }
+        producers: dict[str, Any] = {"scoring": self.score, "repair": self.repair}
+        producers |= {"tuning": self.tune, "training": self.recipe}
         versions = {name: self.version(name) for name, used in producers.items() if used}
         return {
             "baseline": self.baseline,
@@ -286,17 +282,13 @@ class ScoredStage(Stage):
         has_teacher = self.teacher is not None and self.teacher.has_gates
         if has_teacher != (self.score == "learned"):
             raise ValueError("score 'learned', and no other, needs a teacher with gates")
-        if (self.repair or self.search or self.tune) and (not self.nested or self.keep):
-            raise ValueError(
-                f"stage {self.method!r} has search, repair or tune, which need nested = true and "
-                "no keep"
-            )
+        further, named = self.search or self.repair or self.tune, f"stage {self.method!r} has"
+        if further and (not self.nested or self.keep):
+            raise ValueError(f"{named} search, repair or tune: these need nested = true, no keep")
         if self.tune and (self.tune < FEWEST or not isinstance(self.task, Text)):
-            raise ValueError(
-                f"stage {self.method!r} has tune: a number of views of texts, {FEWEST} at least"
-            )
-        if self.seconds is not None and not (self.repair or self.search or self.tune):
-            raise ValueError(f"stage {self.method!r} has seconds, and nothing to do in them")
+            raise ValueError(f"{named} tune: a number of views of texts, {FEWEST} at least")
+        if self.seconds is not None and not further:
+            raise ValueError(f"{named} seconds, and no search, repair or tune for them")
         check_seconds(self.seconds)
 
     @property

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from apportion.data.task import Split, Task
 from apportion.elastic.conversion import Tuned
@@ -121,7 +121,7 @@ def _between(model: Elastic, learned: nn.Module, share: float) -> Elastic:
     towards = learned.state_dict()
     for name, value in made.state_dict().items():
         if value.is_floating_point():
-            value.lerp_(towards[name], share)
+            value.lerp_(towards[name].to(value), share)
     return made
 
 
@@ -130,16 +130,22 @@ def _answered(whole: nn.Module, split: Split) -> Split:
     """The rows with the class that the whole model gives each: what a budget has to agree with."""
     labels = torch.empty(len(split), dtype=torch.long)
     for rows in torch.split(torch.arange(len(split)), _TIMED):
-        inputs, _ = split.batch(rows)
-        labels[rows] = logits_of(whole.eval()(**inputs)).argmax(dim=-1).cpu()
+        labels[rows] = logits_of(whole.eval()(**_inputs(whole, split, rows))).argmax(dim=-1).cpu()
     return replace(split, labels=labels)
 
 
 @torch.no_grad()
 def _seconds_per_row(whole: nn.Module, split: Split) -> float:
     """What a row of usual length takes in a pass through the whole model."""
-    inputs, labels = split.batch(torch.arange(len(split))[:_TIMED])
+    rows = torch.arange(len(split))[:_TIMED]
+    inputs = _inputs(whole, split, rows)
     whole.eval()(**inputs)  # the first call is slower
     started = time.perf_counter()
     whole(**inputs)
-    return (time.perf_counter() - started) / len(labels)
+    return (time.perf_counter() - started) / len(rows)
+
+
+def _inputs(model: nn.Module, split: Split, rows: Tensor) -> dict[str, Tensor]:
+    """The inputs of some rows, where the model is."""
+    device = next(model.parameters()).device
+    return {name: values.to(device) for name, values in split.batch(rows)[0].items()}
