@@ -18,9 +18,10 @@ from apportion.serving.server.terms import Rule, Terms, Tier
 
 BUCKET = 16  # lengths are padded to multiples: few shapes, few forecasts
 ALIKE = 1.25  # lengths in one batch differ by less than this factor
-# Nobody knows who comes next. So the rows ahead of one may take this share of the time that it
-# could wait, and a batch this share of what the last row has; the rest is left for a burst.
-RESERVED, QUANTUM = 0.5, 0.25
+# Nobody knows who comes next. So this share of the time that a row could wait is left for others:
+# more of it lowers budgets that nobody needed lower. What runs can't be planned anew, so a batch
+# takes this share of the time that the last row has, at most.
+RESERVED, QUANTUM = 0.15, 0.25
 
 
 class Forecasting(Protocol):
