@@ -16,7 +16,7 @@ from apportion.elastic.checkpoint import weights_digest
 from apportion.elastic.conversion import convert
 from apportion.elastic.elastic import Elastic
 from apportion.elastic.repairing import REPAIRED_AT
-from apportion.elastic.vouching import distance
+from apportion.elastic.vouching import apart
 from apportion.training import tuning as room
 from apportion.training.recipes import recipe
 from apportion.training.tuning import shared_out, tune, tuning
@@ -69,10 +69,28 @@ def test_budgets_come_nearer_to_the_whole_model_on_texts_that_nobody_saw(whole, 
     others = replace(task.validation, inputs=rest, labels=torch.full((200,), -1), texts=None)
     made.model.made_for("nested", 0, lowest=0.125)
 
-    def apart(model):
-        return distance(model, others, whole=whole, budgets=REPAIRED_AT)
+    def distance(model):
+        found = apart(model, others, whole=whole, budgets=REPAIRED_AT)
+        return sum(root for root, _ in found)
 
-    assert apart(made.model) < 0.9 * apart(before.made_for("nested", 0, lowest=0.125))
+    assert distance(made.model) < 0.95 * distance(before.made_for("nested", 0, lowest=0.125))
+
+
+def test_the_whole_budget_has_to_answer_as_before(given, fast, monkeypatch):
+    model, task, whole = given
+    shares = []
+    inside = room.apart
+
+    def doubting(between, split, **rest):
+        """All come nearer; from half of the way on, the whole budget answers otherwise."""
+        found = inside(between, split, **rest)
+        shares.append(len(shares))
+        return [(0.1 / len(shares), 0.98 if len(shares) > 2 else 1.0) for _ in found]
+
+    monkeypatch.setattr(room, "apart", doubting)
+    made, facts = tune(model, task, whole, rows=256)
+    assert facts["tuned"]["share"] == 0.25 and len(shares) == 3, "none, a quarter, half"
+    assert weights_digest(made) != weights_digest(model)
 
 
 @pytest.fixture(scope="module")

@@ -52,16 +52,21 @@ def vouch(
 
 
 @torch.no_grad()
-def distance(model: Elastic, split: Split, *, whole: nn.Module, budgets: Sequence[float]) -> float:
-    """Σ_B √KL(whole ‖ B) on the rows of a split: in the measure of the answers that change."""
+def apart(
+    model: Elastic, split: Split, *, whole: nn.Module, budgets: Sequence[float]
+) -> list[tuple[float, float]]:
+    """Of each budget, √KL(whole ‖ B) on the rows of a split, and the share that it answers alike.
+
+    √KL is in the measure of the answers that change, by Pinsker's inequality.
+    """
     wanted, served = _answers(whole, split), model.served()
-    divergences = (
-        float(
-            split.criterion.divergence(_answers(view(served, model.allocation(b)), split), wanted)
-        )
-        for b in budgets
-    )
-    return sum(math.sqrt(max(0.0, divergence)) for divergence in divergences)
+    found = []
+    for budget in budgets:
+        answers = _answers(view(served, model.allocation(budget)), split)
+        divergence = max(0.0, float(split.criterion.divergence(answers, wanted)))
+        agreed = float(split.criterion.agreement(answers, wanted).float().mean())
+        found.append((math.sqrt(divergence), agreed))
+    return found
 
 
 def asking(told: Mapping[str, Any], agreement: float) -> dict[str, Any]:

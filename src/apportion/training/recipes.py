@@ -57,6 +57,7 @@ class Recipe:
     calibrated: bool = False  # the teacher speaks at the temperature that fits validation best
     dropout: bool = True
     average: float = 0.0  # how slowly the mean of the weights follows, which is then kept
+    whole: float = 0.15  # how often a step of one budget takes the highest
     rooted: bool = False  # √KL in place of KL, where views are learned: near answers count for more
     axis: str = "width"  # what budgets of a nested model buy: units, tokens (length), or both
 
@@ -104,6 +105,8 @@ class Recipe:
             )
         if self.noisy_teacher and not self.word_dropout:
             raise ValueError("noisy_teacher needs word_dropout, or there is no noise")
+        if not 0.0 <= self.whole <= 0.85:
+            raise ValueError(f"whole must be in [0, 0.85], not {self.whole}")
         for name in ("warmup", "alpha", "word_dropout"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must be in [0, 1], not {getattr(self, name)}")
@@ -148,7 +151,8 @@ class Recipe:
 # Numbers that recipes did not have when the first stages were keyed by them.
 _LATER = (
     *("word_dropout", "noisy_teacher", "hidden", "samples"),
-    *("readout_rate", "one_budget", "views", "calibrated", "dropout", "average", "rooted", "axis"),
+    *("readout_rate", "one_budget", "views", "calibrated", "dropout", "average", "axis"),
+    *("whole", "rooted"),
 )
 
 
@@ -187,7 +191,7 @@ NESTED_ENCODER = NESTED.with_changes(**_TAUGHT, one_budget=True, select_at=(0.12
 RECOVER_ENCODER = RECOVER.with_changes(**_TAUGHT)
 # A converted model learns from the one that it was made of, as that speaks: nobody knows labels.
 TUNE_ENCODER = NESTED_ENCODER.with_changes(
-    epochs=1, views=1, lr=5e-5, calibrated=False, rooted=True
+    epochs=1, views=1, lr=5e-5, whole=0.4, calibrated=False, rooted=True
 )
 # As the first studies of heads and feed-forward blocks trained: one rate for all, the training
 # rows alone, several budgets in a step.

@@ -21,7 +21,7 @@ from apportion.training.recipes import Recipe
 _ORDER, _BUDGET, _NOISE, _LENGTH = range(4)  # purposes of random numbers
 
 
-_ENDS = 0.15  # how often a step of one budget takes the lowest, and how often the highest
+_LOWEST = 0.15  # how often a step of one budget takes the lowest
 _POOL = 32  # batches among which rows of like length are put together
 
 
@@ -62,9 +62,9 @@ def draw_budgets(recipe: Recipe, seed: int, step: int) -> list[float]:
     if recipe.form != "nested":
         return [float(generator.uniform(low, high))]
     if recipe.one_budget:
-        end = generator.uniform() / _ENDS
-        if end < 2.0:
-            return [low if end < 1.0 else high]
+        drawn = generator.uniform()
+        if drawn < _LOWEST + recipe.whole:
+            return [low if drawn < _LOWEST else high]
         return [float(np.exp(generator.uniform(np.log(low), np.log(high))))]
     return [high, low, *map(float, generator.uniform(low, high, recipe.samples))]
 
