@@ -96,23 +96,31 @@ def tune(
     )
     how = recipe("tune-encoder", epochs=passes, views=passes)
     fitted = fit(model, learned, recipe=how, seed=seed, teacher=whole, progress=progress)
-    made, distances = model, {}
-    for share in (0.0, *_SHARES):
-        between = _between(model, fitted.model, share)
-        found = apart(between, task.validation, whole=whole, budgets=REPAIRED_AT)
-        if share and found[-1][1] < AGREEMENT:  # of the whole budget; with more it is less
-            break
-        distances[share] = sum(root for root, _ in found)
-        made = between if distances[share] == min(distances.values()) else made
-    best = min(distances, key=lambda share: distances[share])
+    share, before, after = _far_enough(model, fitted.model, task.validation, whole)
     facts = {
         "rows": passes * (len(train) + len(others or ())),
-        "share": best,
-        "before": round(distances[0.0], 4),
-        "after": round(distances[best], 4),
+        "share": share,
+        "before": round(before, 4),
+        "after": round(after, 4),
         "seconds": round(time.perf_counter() - started, 1),
     }
-    return made if best else model, {"tuned": facts}
+    made = _between(model, fitted.model, share) if share else model
+    return made, {"tuned": facts}
+
+
+def _far_enough(
+    model: Elastic, learned: nn.Module, held_out: Split, whole: nn.Module
+) -> tuple[float, float, float]:
+    """The best share of the way to the learned weights, and Σ_B √KL at its start and there."""
+    distances: dict[float, float] = {}
+    for share in (0.0, *_SHARES):
+        between = _between(model, learned, share)
+        found = apart(between, held_out, whole=whole, budgets=REPAIRED_AT)
+        if share and found[-1][1] < AGREEMENT:  # of the whole budget; further on it is less
+            break
+        distances[share] = sum(root for root, _ in found)
+    best = min(distances, key=lambda share: distances[share])
+    return best, distances[0.0], distances[best]
 
 
 def shared_out(seconds: float | None, *, tuned: bool) -> tuple[float | None, float | None]:
