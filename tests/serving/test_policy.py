@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from virtual import LEVELS, TIERS, Affine, queues, row, setting, waiting
 
@@ -268,11 +268,9 @@ def test_what_is_admitted_keeps_the_caps_and_what_is_not_would_break_one(queue, 
     load = Load()
     for one in queue:
         load = load.plus(one, capped)
-    inside = (
-        sum(one.length for one in both) <= 700
-        and len(both) <= 15
-        and sum(capped.seconds(1, o.length, o.lowest) for o in both) <= 0.1 - 1e-9
-    )
+    wait = sum(capped.seconds(1, one.length, one.lowest) for one in both)
+    assume(abs(wait - 0.1) > 1e-9)  # sums in another order may round to either side
+    inside = sum(one.length for one in both) <= 700 and len(both) <= 15 and wait <= 0.1
     if inside:
         after = admit(others, load, capped)
         assert (after.rows, after.tokens) == (len(both), sum(one.length for one in both))
