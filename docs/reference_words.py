@@ -127,6 +127,8 @@ MEANINGS = {
     ("text", "vocabulary"): "Words that our own tokenizer learns at most.",
     ("text", "min_count"): "How often a word must stand in training to be learned.",
     ("text", "unlabelled"): "Texts without labels to take at most.",
+    ("text", "validation_from"): '`"test"`: validation rows are those of the test file that are '
+    "not measured on.",
     ("text", "unlabelled_from"): 'Where they come from: `"file"`, `"train"` or a path.',
     ("text", "unlabelled_digest"): "Digest that their file must have.",
     ("marked", "length"): "Tokens per row.",

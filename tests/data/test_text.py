@@ -445,10 +445,35 @@ def test_more_rows_than_there_are_can_not_be_had(data, tmp_path):
         Text(str(data / "train.csv")).build()
 
 
+def test_a_class_with_one_row_is_trained_on(tmp_path):
+    write(tmp_path / "train.csv", [*GOOD, ("rare", "once"), ("rarer", "never")])
+    for seed in range(5):
+        task = Text(str(tmp_path), train=4, validation=4, test=4, seed=seed).build()
+        assert len(set(task.train.labels.tolist())) == 4
+        assert [len(split) for split in (task.train, task.validation, task.test)] == [4, 4, 4]
+
+
 def test_a_class_that_is_too_rare_to_be_trained_on_is_named(tmp_path):
-    write(tmp_path / "train.csv", [*GOOD, ("rare", "once")])
-    with pytest.raises(ValueError, match=r"class 'rare' has too few rows"):
-        Text(str(tmp_path), train=4, validation=4, test=4).build()
+    write(tmp_path / "train.csv", [*GOOD, ("rare", "once"), ("rarer", "never")])
+    with pytest.raises(ValueError, match=r"class '\w+' has too few rows"):
+        Text(str(tmp_path), train=3, validation=4, test=4).build()
+
+
+def test_validation_rows_may_be_those_of_the_test_file_that_are_not_measured_on(tmp_path):
+    write(tmp_path / "train.csv", GOOD)
+    again = [(label, f"{text} {place} again") for place, (label, text) in enumerate(GOOD)]
+    write(tmp_path / "test.csv", again)
+    spec = Text(str(tmp_path), test=4, validation=4, validation_from="test")
+    task = spec.build()
+    assert len(task.train) == len(GOOD), "no training row is held out"
+    assert not set(task.validation.texts) & set(task.test.texts)
+    assert all(text.endswith("again") for text in task.validation.texts)
+    assert spec.identity() != replace(spec, validation_from=None).identity()
+    write(tmp_path / "val.csv", GOOD)
+    with pytest.raises(ValueError, match="is for test rows without validation rows"):
+        spec.build()
+    with pytest.raises(ValueError, match="validation_from is 'test' or not set, not 'train'"):
+        replace(spec, validation_from="train")
 
 
 @pytest.mark.parametrize("numbers", [{"length": 0}, {"train": 1}, {"text": ()}, {"min_count": 0}])

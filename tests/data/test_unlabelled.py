@@ -198,6 +198,13 @@ def test_a_bad_file_is_named_with_its_line(spec, data, case):
         replace(spec, unlabelled=20).build()
 
 
+@pytest.mark.parametrize("name", ["texts.tsv", "texts.jsonl", "texts.parquet"])
+def test_lines_that_are_no_texts_are_not_taken_for_some(spec, tmp_path, name):
+    (tmp_path / name).write_text('{"text": "a match"}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match=f"{name}: texts are read from a CSV file"):
+        replace(spec, unlabelled=20, unlabelled_from=str(tmp_path / name)).build()
+
+
 def test_what_leaves_no_text_is_refused(spec, data):
     write_texts(data / "unlabelled.csv", [text for _, text in rows(30, 5000)])
     with pytest.raises(ValueError, match=r"unlabelled.csv: no text is left .* 30 are in val"):

@@ -320,3 +320,55 @@ def test_a_repair_tries_no_more_weightings_than_its_time_allows(encoder, task, m
     tried.clear()
     repair(nested_of(encoder), task.train, rows=32, seconds=1e6)
     assert tried == list(repairing.WEIGHTINGS)
+
+
+def test_where_one_is_enough_no_weighting_is_tried_after_one_that_was_taken(
+    encoder, task, monkeypatch
+):
+    tried = []
+    fit_all = repairing._Run.fit
+
+    def noted(run, weighting, *others):
+        tried.append(weighting)
+        return fit_all(run, weighting, *others)
+
+    monkeypatch.setattr(repairing._Run, "fit", noted)
+    _, facts = repair(nested_of(encoder), task.train, rows=32, until_taken=True)
+    taken = facts["repair_weighting"]
+    assert tried[-1] == taken if taken else tried == list(repairing.WEIGHTINGS)
+    tried.clear()
+    monkeypatch.setattr(repairing, "_harms", lambda *_: True)
+    repair(nested_of(encoder), task.train, rows=32, until_taken=True)
+    assert tried == list(repairing.WEIGHTINGS), "none was taken"
+
+
+@pytest.mark.parametrize(
+    ("changed", "rows", "good"),
+    [(1, 10, True), (2, 10, False), (1, 66, True), (2, 66, False), (3, 256, True), (4, 256, False)],
+)
+def test_one_answer_of_few_may_change(changed, rows, good):
+    assert repairing.answers_as_before(1.0 - changed / rows, rows) is good
+
+
+def test_one_row_of_few_that_a_budget_loses_is_no_harm():
+    before = [(0.0, 1.0), (0.1, 1.0)]
+    for lost, harm in ((1, False), (2, True)):
+        after = [(0.0, 1.0), (0.1, 1.0 - lost / 20)]
+        assert repairing._harms(after, before, 20) is harm
+
+
+def test_heads_alone_are_fitted_to_tokens_for_all_their_columns():
+    """Four heads of eight columns: ten tokens for each of 32 and a bias, of rows of six tokens."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=60,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        num_labels=2,
+    )
+    elastic = Elastic(BertForSequenceClassification(config).eval(), ("heads",), length=6)
+    nested, _ = nest(elastic, lambda fine: random(fine.units, seed=3))
+    _, facts = repair(nested, short_rows(600), held_out=short_rows(8, seed=1))
+    assert facts["repair_rows"] == -(-10 * 33 // 6)

@@ -10,7 +10,7 @@ from apportion.data.marked import Marked
 from apportion.elastic.conversion import convert
 from apportion.elastic.elastic import Elastic
 from apportion.elastic.evaluation import evaluate
-from apportion.elastic.vouching import lower_bound, vouch
+from apportion.elastic.vouching import asking, bounds, vouch
 from apportion.models.encoder import Encoder, EncoderConfig
 from apportion.training.loop import fit
 from apportion.training.recipes import DENSE
@@ -31,8 +31,9 @@ def dense(task):
 
 @pytest.mark.parametrize(("agreed", "rows"), [(200, 200), (190, 200), (0, 200), (730, 744)])
 def test_the_bound_is_that_of_the_exact_interval(agreed, rows):
-    expected = stats.beta.ppf(0.025, agreed, rows - agreed + 1) if agreed else 0.0
-    assert lower_bound(agreed, rows) == pytest.approx(expected)
+    low = stats.beta.ppf(0.025, agreed, rows - agreed + 1) if agreed else 0.0
+    high = stats.beta.ppf(0.975, agreed + 1, rows - agreed) if agreed < rows else 1.0
+    assert bounds(agreed, rows) == pytest.approx((low, high))
 
 
 def test_the_range_begins_where_every_budget_agrees(task, dense):
@@ -58,11 +59,29 @@ def test_agreement_is_with_the_model_as_it_was_given(task, dense):
     assert told["agreement"]["1"][0] < 0.9 and "from" not in told
 
 
-def test_few_rows_vouch_for_nothing_and_leave_the_range_alone(task, dense):
+def test_few_rows_vouch_for_nothing_and_rule_out_what_breaks(task, dense):
     few = task.validation.take(torch.arange(90))
     made = convert(dense, task, held_out=few)
-    assert made.facts["vouched"] == {"rows": 60, "asked": 0.95}
-    assert made.model.lowest == 0.125
+    told = made.facts["vouched"]
+    assert told["rows"] == 45, "half of few rows choose, the others are asked"
+    possible = {
+        float(budget): bounds(round(45 * share), 45)[1] >= 0.95
+        for budget, (share, _) in told["agreement"].items()
+    }
+    bottom = told.get("from", 1.0)
+    assert made.model.lowest == bottom
+    assert all(possible[budget] for budget in possible if budget >= bottom)
+    below = [budget for budget in possible if budget < bottom]
+    assert not below or not possible[max(below)]
+
+
+def test_one_row_of_ten_that_differs_rules_no_budget_out():
+    shares = {"0.25": [0.9, 0.55], "0.5": [1.0, 0.69], "1": [1.0, 0.69]}
+    assert asking({"rows": 10, "agreement": shares}, 0.95)["from"] == 0.25
+    shares["0.25"] = [0.5, 0.18]
+    assert asking({"rows": 10, "agreement": shares}, 0.95)["from"] == 0.5
+    # As many as can vouch for a budget have to.
+    assert "from" not in asking({"rows": 200, "agreement": shares}, 0.95)
 
 
 def test_an_agreement_is_a_share(task, dense):

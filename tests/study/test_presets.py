@@ -6,9 +6,11 @@ import pytest
 from commands import run
 from texts import folder, rows, write
 
+from apportion.data.sources import read_source
+from apportion.data.text import Text
 from apportion.study import records
 from apportion.study.experiment import parse_experiment
-from apportion.study.presets import Preset
+from apportion.study.presets import Preset, _at_most
 
 SIZES = (
     "--length 12 --rows 64 --held-out 20 --layers 3 --heads 4 --hidden 16 --feedforward 96 "
@@ -54,7 +56,7 @@ KEYS = {
     },
     "convert minilm --data TEXTS": {
         "dense": "8d44df580cf0",
-        "converted": "90f439b73130",
+        "converted": "103b0e663974",
     },
     "convert minilm --data TEXTS --tune 0": {
         "dense": "8d44df580cf0",
@@ -224,3 +226,16 @@ def test_what_was_taken_is_said_before_training_and_in_the_card(capsys, tmp_path
 def test_a_number_that_is_given_is_never_taken_for_none(capsys, tmp_path, wrong):
     code, _, err = run(capsys, "train", *wrong.split(), "--out", str(tmp_path / "made"))
     assert code == 2 and "not 0" in err and not (tmp_path / "made").exists()
+
+
+def test_test_rows_that_are_not_measured_on_vouch_for_a_conversion(tmp_path):
+    """The model may know training rows by heart."""
+    home = folder(tmp_path / "texts", train=120, test=700)
+    source = read_source(str(home), ("text",), "label")
+    spec = _at_most(Text(str(home)), source, rows=100, held_out=150)
+    assert spec == Text(str(home), train=100, validation=300, test=150, validation_from="test")
+    few = _at_most(Text(str(home)), source, rows=100, held_out=500)
+    assert few.validation_from is None and few.validation == 40, "a third of the training rows"
+    write(home / "val.csv", rows(30, 9000))
+    source = read_source(str(home), ("text",), "label")
+    assert _at_most(Text(str(home)), source, rows=100, held_out=150).validation_from is None

@@ -170,6 +170,13 @@ def test_a_teacher_that_is_too_sure_is_cooled_and_one_that_is_shy_is_heated(fact
     assert pytest.approx(factor, rel=0.1) == T
 
 
+def test_a_teacher_that_is_always_right_speaks_as_it_does():
+    """The likelihood of right answers grows for ever as the temperature falls."""
+    logits = torch.eye(3).repeat(10, 1)
+    split = Split({"row": torch.arange(30)}, logits.argmax(dim=1))
+    assert fit_temperature(Sure(logits, 1.0), split) == 1.0
+
+
 def test_one_budget_a_step_takes_the_ends_at_times_and_small_ones_as_often_as_large():
     drawn = [draw_budgets(NESTED_ENCODER, 1, step) for step in range(4000)]
     assert all(len(budgets) == 1 for budgets in drawn)

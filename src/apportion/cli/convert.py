@@ -9,7 +9,7 @@ import typer
 
 from apportion.cli.main import AsJson, app, err
 
-ROWS = 4000  # 1,000 of them are scored; rows of a few tokens need that many for the repair
+ROWS = 4000  # rows of a few tokens need that many for the repair
 
 
 @app.command(
@@ -53,8 +53,8 @@ def convert(
     rows: Annotated[
         int,
         typer.Option(
-            help="Training rows, at most: units are scored on 1,000 of them, and repaired on as "
-            "many as it takes, which is said.",
+            help="Rows to convert with, at most: drawn, each text once. The repair is fitted to as "
+            "many of them as it takes, which is said.",
             min=2,
         ),
     ] = ROWS,
@@ -118,6 +118,7 @@ def convert(
             agreement,
             tune,
             seconds,
+            data_seed,
             as_json,
         )
         return
@@ -150,10 +151,11 @@ def _convert_texts(
     agreement: float,
     tune: int,
     seconds: float | None,
+    data_seed: int,
     as_json: bool,
 ) -> None:
     from apportion.cli.running import made_in_words
-    from apportion.data.unlabelled import read_texts
+    from apportion.data.unlabelled import choose, read_texts
     from apportion.study.report.terminal import show
     from apportion.study.text_conversion import agreement_tables, convert_texts
     from apportion.training.progress import training_bar
@@ -161,10 +163,12 @@ def _convert_texts(
     found = read_texts(file, columns)
     if found.had_labels:
         err.print(f"{file.name} has labels; they are not looked at (--data measures accuracy)")
+    # Drawn, and not the first of them: files are often sorted by class.
+    drawn = choose(found, rows, seed=data_seed, held_out=(), trained=())
     with training_bar(err) as bar:
         made = convert_texts(
             name,
-            found.texts[:rows],
+            drawn.texts,
             into=into,
             length=length,
             units=units,

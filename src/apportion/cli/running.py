@@ -18,9 +18,10 @@ from apportion.method.units import UNITS
 from apportion.study import records
 from apportion.study.bars import Bars
 from apportion.study.completion import was_done
+from apportion.study.delivery import deliver
 from apportion.study.driver import local_driver as driver
 from apportion.study.experiment import Experiment
-from apportion.study.presets import Preset, deliver
+from apportion.study.presets import Preset
 from apportion.study.report.budget_tables import budget_table
 from apportion.study.report.terminal import show
 
@@ -62,12 +63,13 @@ def made_in_words(facts: Mapping[str, Any]) -> str:
 
 def _vouched_in_words(told: Mapping[str, Any]) -> str:
     """From which budget on a converted model answers as the whole one, and on what evidence."""
-    if "agreement" not in told:
-        return (
-            f"range:      not vouched for: {told['rows']:,} texts were left for it, and {FEWEST} "
-            "are needed"
-        )
     bottom = told.get("from", 1.0)
+    if told["rows"] < FEWEST:
+        begins = f"budgets from {bottom:g}, " if "agreement" in told else ""
+        return (
+            f"range:      {begins}not vouched for: {told['rows']:,} texts were left for it, which "
+            f"can only rule budgets out, and {FEWEST} are needed"
+        )
     share, bound = told["agreement"].get(f"{bottom:g}", (1.0, 1.0))
     return (
         f"range:      budgets from {bottom:g}, which answers as the whole model on {share:.1%} of "

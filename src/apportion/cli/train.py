@@ -72,14 +72,14 @@ def train(
         int | None,
         typer.Option(
             help="Epochs of the dense warm start. \\[default: 12, for texts 3 to 40 "
-            "by the number of rows, with --model 3]"
+            "by the number of rows, with --model 3 to 10]"
         ),
     ] = None,
     budgeted_epochs: Annotated[
         int | None,
         typer.Option(
             help="Epochs of budgeted training. \\[default: 6, for texts half of the dense ones, "
-            "with --model 2]"
+            "with --model 2, and more of few rows]"
         ),
     ] = None,
     lam: Annotated[
@@ -135,8 +135,8 @@ def train(
     """Train one checkpoint with a compute knob, on your texts or the marked-token task.
 
     Dense warm start, then budgeted training, then one epoch of hard-gate adaptation; with --units
-    all, units are put in one order and trained at several budgets in each step. Then it is
-    measured. Stopped or killed, the same command goes on where it was; when all is done, it only
+    all, units are put in one order and learn from the dense model, each step at one budget. Then it
+    is measured. Stopped or killed, the same command goes on where it was; when all is done, it only
     prints the table.
     """
     from apportion.cli.running import check_units, make

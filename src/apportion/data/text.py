@@ -12,12 +12,13 @@ import torch
 
 from apportion.data.rows import Row, plain
 from apportion.data.sources import Part, Source, read_source
+from apportion.data.splitting import stratified
 from apportion.data.task import SPLITS, Split, Task
 from apportion.data.tokenizer import Tokenizer
 from apportion.data.unlabelled import Unlabelled, choose, find_texts
 
 # Numbers that came later: where they are not set, a task is what it was without them.
-_LATER = ("unlabelled", "unlabelled_from", "unlabelled_digest", "tail")
+_LATER = ("unlabelled", "unlabelled_from", "unlabelled_digest", "tail", "validation_from")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Text:
     unlabelled: int | None = None  # at most
     unlabelled_from: str | None = None  # "file", "train" or a path
     unlabelled_digest: str | None = None  # of that file's texts
+    validation_from: str | None = None  # "test": of its file, rows that are not measured on
     tail: int | None = None  # of `length`, tokens from a text's end; the others are its first
     folder: str | None = field(default=None, compare=False)  # where the data is, if elsewhere
 
@@ -71,6 +73,8 @@ class Text:
             raise ValueError(f"the seed of the rows must be 0 or more, not {self.seed}")
         if self.unlabelled is None and (self.unlabelled_from or self.unlabelled_digest):
             raise ValueError("unlabelled_from needs unlabelled, the most rows to take from there")
+        if self.validation_from not in (None, "test"):
+            raise ValueError(f"validation_from is 'test' or not set, not {self.validation_from!r}")
         if self.tail is not None and not 1 <= self.tail < self.length:
             raise ValueError(
                 f"tail must be 1 to {self.length - 1} of {self.length} tokens, not {self.tail}"
@@ -240,20 +244,27 @@ def _draw(spec: Text, source: Source) -> tuple[dict[str, list[Row]], Part]:
     Classes are in the proportions of their file, rows are chosen by the seed.
 
     Validation and test come out of the training file where they have no file of their own, and
-    none of their rows is left in it.
+    none of their rows is left in it; validation may come out of the test file as well. However few
+    rows a class has, one is left to train on.
     """
+    if spec.validation_from and (source.validation or not source.test):
+        raise ValueError(
+            f"{spec.data}: validation_from = 'test' is for test rows without validation rows"
+        )
     generator = np.random.default_rng(spec.seed)
-    left = source.train
-    drawn = {}
-    for name, part in (("test", source.test), ("validation", source.validation)):
-        size = getattr(spec, name)
+    left, parts, drawn = source.train, {"test": source.test, "validation": source.validation}, {}
+    for name in parts:
+        size, part = getattr(spec, name), parts[name]
         if part is None:
             size = size or max(2, len(source.train.rows) // 10)
-            drawn[name], rest = _stratified(left, size, name, generator)
+            drawn[name], rest = stratified(left, size, name, generator, left_over=1)
             left = Part(left.where, tuple(rest))
         else:
-            drawn[name], _ = _stratified(part, size or len(part.rows), name, generator)
-    drawn["train"], undrawn = _stratified(left, spec.train or len(left.rows), "train", generator)
+            drawn[name], rest = stratified(part, size or len(part.rows), name, generator)
+            if name == "test" and spec.validation_from:
+                parts["validation"] = Part(part.where, tuple(rest))
+    size = spec.train or len(left.rows)
+    drawn["train"], undrawn = stratified(left, size, "train", generator, least=1)
     unseen = {row.label for row in source.train.rows} - {row.label for row in drawn["train"]}
     if unseen:
         raise ValueError(
@@ -261,31 +272,6 @@ def _draw(spec: Text, source: Source) -> tuple[dict[str, list[Row]], Part]:
             f"to be among the {len(drawn['train']):,} that are trained on"
         )
     return {name: drawn[name] for name in SPLITS}, Part(left.where, tuple(undrawn))
-
-
-def _stratified(
-    part: Part, size: int, name: str, generator: np.random.Generator
-) -> tuple[list[Row], list[Row]]:
-    """So many rows, each class with its share (largest remainders first), and the rest of them."""
-    if size > len(part.rows):
-        raise ValueError(
-            f"{part.where.split(',')[0]}: {size:,} {name} rows were asked for, "
-            f"{len(part.rows):,} are there"
-        )
-    order = generator.permutation(len(part.rows))
-    of_class: dict[str, list[int]] = {}
-    for position in order:
-        of_class.setdefault(part.rows[position].label, []).append(int(position))
-    labels = sorted(of_class)
-    exact = [size * len(of_class[label]) / len(part.rows) for label in labels]
-    counts = [int(share) for share in exact]
-    by_remainder = sorted(range(len(labels)), key=lambda n: (counts[n] - exact[n], n))
-    for n in by_remainder[: size - sum(counts)]:
-        counts[n] += 1
-    chosen = {p for label, n in zip(labels, counts, strict=True) for p in of_class[label][:n]}
-    taken = [part.rows[p] for p in order if p in chosen]
-    rest = [row for p, row in enumerate(part.rows) if p not in chosen]
-    return taken, rest
 
 
 def facts_of(splits: dict[str, Split], classes: Sequence[str], words: Tokenizer) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from apportion.data.sources import Part, all_good
 
 UNLABELLED = "unlabelled.csv"  # in the folder of the data
 MOST = 8000  # rows that commands take
+# Files whose lines are no texts.
+_NO_LINES = (".tsv", ".json", ".jsonl", ".parquet", ".xlsx", ".gz", ".zip")
 _PURPOSE = 1  # of the random numbers: the draw of the other splits must not change
 _NO_LETTERS = re.compile(r"[\W_]+")
 
@@ -76,6 +78,11 @@ def read_texts(path: Path, text: Sequence[str] = ("text",), label: str = "label"
     if not path.exists():
         raise ValueError(f"there is no file {path} of unlabelled texts")
     where = f"{path.name}, line"
+    if path.suffix.lower() in _NO_LINES:
+        raise ValueError(
+            f"{path.name}: texts are read from a CSV file, or from one with a text in each line, "
+            f"not from {path.suffix}"
+        )
     if path.suffix.lower() != ".csv":
         with open_text(path) as stream:
             rows = all_good(where, read_lines(stream)).rows

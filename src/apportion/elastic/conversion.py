@@ -10,19 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from apportion.data.rows import plain
 from apportion.data.task import Split, Task
 from apportion.data.tokenizer import Tokenizer
 from apportion.elastic.elastic import Elastic, plain_of
 from apportion.elastic.repairing import HELD_OUT, REPAIRED_AT, WEIGHTINGS, repair
 from apportion.elastic.scoring import BY_LABELS, SOURCES, Scored, nest
 from apportion.elastic.searching import check_seconds, search
-from apportion.elastic.vouching import AGREEMENT, vouch
+from apportion.elastic.vouching import AGREEMENT, FEWEST, vouch
 from apportion.method.units import UNITS
 from apportion.models.labels import class_names, first_few
 from apportion.models.readout import reads_first_token
 from apportion.models.sites import largest_block
 
 _LENGTH = 128  # tokens of a plain text that are read, if nobody says
+_SEED = 0  # of the rows that are held out
 Tuned = tuple[Elastic, Mapping[str, Any]]  # a model, and the facts of how it was tuned
 
 
@@ -57,11 +59,11 @@ def convert(
     """A fine-tuned classifier with a knob: its units in an order that is searched, then repaired.
 
     `texts` are some that it was made for: a task, a split, or plain texts with its `tokenizer`.
-    Labels (names or numbers of the model's classes) are needed by some scores only. `held_out`
-    rows, or so many of the last ones (a third), say how far the repair is trusted, and which
-    budgets can be vouched for: the model's range begins where every budget answers as the whole
-    model on at least so large a share of texts (`agreement`, a lower bound). A task has its
-    validation rows for that.
+    Labels (names or numbers of the model's classes) are needed by some scores only. Each plain
+    text is taken once. `held_out` rows, or so many that are drawn (a third), say how far the repair
+    is trusted, and which budgets can be vouched for: the model's range begins where every budget
+    answers as the whole model on at least so large a share of texts (`agreement`, a lower bound).
+    A task has its validation rows for that.
 
     Nothing is trained, unless the model is `tuned`: what does that, such as `apportion.tuning()`,
     is called with the repaired model, the task with held-out rows as its validation, and the given
@@ -81,21 +83,21 @@ def convert(
     if tuned is not None and not nested:
         raise ValueError("only one order of all units can be tuned: nested=True")
     check_seconds(seconds)
-    plain = plain_of(model)
+    given = plain_of(model)
     words = None
     if not isinstance(texts, Task | Split):
-        texts, words = _encoded(plain, texts, labels, tokenizer, length)
+        texts, words = _encoded(given, texts, labels, tokenizer, length)
     elif labels is not None or tokenizer is not None:
         raise ValueError(f"a {type(texts).__name__} has its own labels, and is encoded already")
     task, held_out = _task_of(texts, held_out, length, words)
     if score in BY_LABELS and bool((task.train.labels < 0).any()):
         raise ValueError(f"the score {score!r} is of the labels' loss: labels=[…], for all texts")
     elastic = Elastic(
-        plain,
+        given,
         UNITS[units],
         length=task.length,
-        block=largest_block(plain),
-        first_token=nested and first_token is not False and reads_first_token(plain),
+        block=largest_block(given),
+        first_token=nested and first_token is not False and reads_first_token(given),
     )
     tell = progress or (lambda what, done, of: None)
 
@@ -120,18 +122,19 @@ def convert(
     choosing, vouching = _halves(held_out)
     if repaired:
         if tuned is not None:  # which does what further weightings would
-            settings.setdefault("weightings", WEIGHTINGS[1:2])
+            settings.setdefault("weightings", (WEIGHTINGS[0], WEIGHTINGS[-1]))
+            settings.setdefault("until_taken", True)
         settings["progress"] = partial(tell, "repair")
         if seconds is not None:
             settings["seconds"] = max(seconds / 2, seconds - facts.get("search_seconds", 0.0))
         elastic, took = repair(elastic, task.train, held_out=choosing, **settings)
         facts |= took
     if tuned is not None:
-        elastic, told = tuned(elastic, replace(task, validation=choosing or task.train), plain)
+        elastic, told = tuned(elastic, replace(task, validation=choosing or task.train), given)
         facts |= told
     if vouching is not None and (repaired or tuned is not None):
         budgets = settings.get("budgets", REPAIRED_AT)
-        vouched = vouch(elastic, vouching, whole=plain, budgets=budgets, agreement=agreement)
+        vouched = vouch(elastic, vouching, whole=given, budgets=budgets, agreement=agreement)
         facts["vouched"] = vouched
         if "agreement" in vouched:
             elastic.made_for("nested", elastic.floor, lowest=vouched.get("from", 1.0))
@@ -139,11 +142,15 @@ def convert(
 
 
 def _halves(held_out: Split | None) -> tuple[Split | None, Split | None]:
-    """Rows that choose how far a repair is trusted, and others that vouch for what comes out."""
+    """Rows that choose how far a repair is trusted, and others that vouch for what comes out.
+
+    A third chooses; a half, where the rest is too few to vouch for anything.
+    """
     if held_out is None:
         return None, None
     rows = torch.arange(len(held_out))
-    count = min(HELD_OUT, -(-len(held_out) // 3))
+    third, half = -(-len(held_out) // 3), -(-len(held_out) // 2)
+    count = min(HELD_OUT, third if len(held_out) - third >= FEWEST else half)
     return held_out.take(rows[:count]), held_out.take(rows[count:])
 
 
@@ -161,7 +168,8 @@ def _task_of(
     if isinstance(held_out, int):
         if not 0 < held_out < len(rows):
             raise ValueError(f"held_out is 1 to {len(rows) - 1} of the rows, not {held_out}")
-        order = torch.arange(len(rows))
+        # Files are often sorted by class, and all that follows takes the first of its rows.
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(_SEED))
         rows, held_out = rows.take(order[:-held_out]), rows.take(order[-held_out:])
     width = next(iter(rows.inputs.values())).shape[1]
     others = rows if held_out is None else held_out
@@ -196,9 +204,14 @@ def _encoded(
     if not isinstance(tokenizer, Tokenizer):
         longest = min(_LENGTH, int(getattr(tokenizer, "model_max_length", _LENGTH)))
         tokenizer = Tokenizer.of(tokenizer, length or longest)
-    inputs = tokenizer.pad(tokenizer.encode(texts), tokenizer.length)
     numbers = torch.full((len(texts),), -1) if labels is None else _numbers(model, labels)
-    return Split(inputs, numbers, tuple(texts)), tokenizer
+    # Each text once: one that units are chosen and repaired by must not vouch for them as well.
+    firsts: dict[str, int] = {}
+    for place, text in enumerate(texts):
+        firsts.setdefault(plain(text), place)
+    once = [texts[place] for place in firsts.values()]
+    inputs = tokenizer.pad(tokenizer.encode(once), tokenizer.length)
+    return Split(inputs, numbers[list(firsts.values())], tuple(once)), tokenizer
 
 
 def _numbers(model: nn.Module, labels: Sequence[int | str]) -> Tensor:
@@ -206,6 +219,8 @@ def _numbers(model: nn.Module, labels: Sequence[int | str]) -> Tensor:
     config: Any = model.config
     names = class_names(config) or [str(number) for number in range(config.classes)]
     known: dict[int | str, int] = {name: number for number, name in enumerate(names)}
+    if all(name == f"LABEL_{number}" for number, name in enumerate(names)):  # which says nothing
+        known |= {str(number): number for number in range(len(names))}
     known |= {number: number for number in range(len(names))}
     unknown = [label for label in labels if label not in known]
     if unknown:

@@ -52,6 +52,7 @@ VERSION_1: dict[str, Any] = {
     "shares": (),
 }
 AGREEMENT = 0.985  # the share of held-out rows that the whole model has to answer as before
+_FLIPPED = 1  # row that may change all the same: of a few rows it is a large share
 _WORKS = 0.9  # a budget that answers fewer of them as the dense model may lose, where others gain
 _LOST = 0.02  # of the held-out rows: what a budget that works may lose
 _TOKENS = 10  # fitted to, for each unknown of the largest site
@@ -75,6 +76,7 @@ def repair(
     weightings: Sequence[tuple[float, float]] = WEIGHTINGS,
     ridges: Sequence[float] = RIDGES,
     shares: Sequence[float] = SHARES,
+    until_taken: bool = False,
     seconds: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Elastic, dict[str, Any]]:
@@ -83,8 +85,9 @@ def repair(
     Uses texts, not their labels. It fits to as many `rows` of the split as give the largest site
     enough tokens, and trusts the fit as far as `held_out` rows allow, best some that the model was
     not trained on; without them, a quarter of the split is held out. With no `shares` to choose
-    from, the fit is taken as it is. With `seconds`, no further weighting is tried that would end
-    after them; the first always is. The given model is left alone.
+    from, the fit is taken as it is. The first weighting is always tried; of the others, with
+    `seconds` none that would end after them, and with `until_taken` none once a share of a fit was
+    taken. The given model is left alone.
     """
     if model.form != "nested":
         raise ValueError("only a nested model has one set of weights to repair; `elastic.nested()`")
@@ -95,9 +98,8 @@ def repair(
     started = time.perf_counter()
     sites = find_sites(model.model, model.kinds, block=1)
     fit, check = _divide(split, held_out) if shares else (split, None)
-    fit = fit.take(
-        torch.arange(rows or _enough(fit, max(site.count for site in sites)))[: len(fit)]
-    )
+    columns = max(site.count * site.width for site in sites)
+    fit = fit.take(torch.arange(rows or _enough(fit, columns))[: len(fit)])
     run = _Run(model, sites, fit, check, [model.allocation(b, floor) for b in budgets])
     steps, done = len(weightings) * (len(sites) + len(shares)), 0
 
@@ -123,13 +125,15 @@ def repair(
         for number, weighting in enumerate(weightings):
             if number and _is_over(started, seconds, part=number / (number + 1)):
                 break
+            if until_taken and chosen["repair_share"]:
+                break
             fitted, solved = run.fit(weighting, ridges, tell)
             nearest = math.inf
             for share in shares:
                 mixed = {n: order[n] + share * (fitted[n] - order[n]) for n in order}
                 found = run.apart(mixed)
                 tell()
-                if found is None or _harms(found, apart):
+                if found is None or _harms(found, apart, len(check)):
                     continue
                 if (distance := _distance(found)) >= nearest:
                     break  # a smaller share only comes nearer to the order
@@ -173,10 +177,16 @@ def _distance(apart: Apart) -> float:
     return sum(math.sqrt(divergence) for divergence, _ in apart)
 
 
-def _harms(apart: Apart, before: Apart) -> bool:
+def answers_as_before(agreement: float, rows: int) -> bool:
+    """Whether the whole model answers enough of so many held-out rows as before."""
+    return agreement >= AGREEMENT or round((1.0 - agreement) * rows) <= _FLIPPED
+
+
+def _harms(apart: Apart, before: Apart, rows: int) -> bool:
     """Whether a budget that worked now answers fewer rows as the dense model does."""
+    lost = max(_LOST, (_FLIPPED + 0.5) / rows)
     return any(
-        works >= _WORKS and agrees < works - _LOST
+        works >= _WORKS and agrees < works - lost
         for (_, agrees), (_, works) in zip(apart, before, strict=True)
     )
 
@@ -247,7 +257,7 @@ class _Run:
         assert self.dense_answers is not None
         found: Apart = []
         for model in (self.whole, *self.smaller):
-            if found and found[0][1] < AGREEMENT:
+            if found and not answers_as_before(found[0][1], len(self.dense_answers)):
                 return None
             answers = self._answers(model)
             divergence = float(self.criterion.divergence(answers, self.dense_answers))

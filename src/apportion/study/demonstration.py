@@ -9,9 +9,10 @@ from pathlib import Path
 
 from apportion.data.film_reviews import SIZES, fetch_archive, write_reviews
 from apportion.files import holding, write_text
+from apportion.study.delivery import deliver
 from apportion.study.driver import local_driver as driver
 from apportion.study.own_run import Effort, OwnRun, Progress, measure_run
-from apportion.study.presets import Preset, deliver, training_preset
+from apportion.study.presets import Preset, training_preset
 from apportion.study.report.run_page import write_run_page
 
 TITLE = "Film reviews"

@@ -12,13 +12,10 @@ import tomlkit
 from apportion.data.sources import Source, read_source
 from apportion.data.text import Drawn, Text, classes_of, draw
 from apportion.data.unlabelled import MOST, UNLABELLED
-from apportion.elastic.checkpoint import Checkpoint, limit, save
 from apportion.elastic.pairing import check_axis
-from apportion.elastic.vouching import AGREEMENT, asking
+from apportion.elastic.vouching import AGREEMENT, FEWEST
 from apportion.models.hub import load_model, load_tokenizer, weights_files_digest
 from apportion.study.experiment import BUDGETS, Experiment, experiment_of
-from apportion.study.production import produce
-from apportion.study.report.page import write_page
 from apportion.training.course import Kind, steps
 from apportion.training.tuning import ROWS
 
@@ -58,30 +55,6 @@ class Preset:
             stages.append(stage)
         document.add("stage", stages)
         return tomlkit.dumps(document)
-
-
-def deliver(
-    plan: Experiment,
-    have: Sequence[Mapping[str, Any]],
-    into: Path,
-    *,
-    agreement: float = AGREEMENT,
-    page: str = "report.html",
-) -> Checkpoint:
-    """The last model of an experiment, written with what was measured on it, and the report."""
-    last = plan.stages[-1]
-    made = produce(last, into / "stages")
-    measured = [dict(r) for r in have if (r["kind"], r["stage"]) == ("point", last.key)]
-    notes = {**made.notes, "measured": measured}
-    if "vouched" in notes["training"]:
-        told = asking(notes["training"]["vouched"], agreement)
-        notes["training"] = {**notes["training"], "vouched": told}
-        if "agreement" in told:  # it was measured below its range, too
-            limit(made.model, last.floor, told.get("from", 1.0))
-    checkpoint = replace(made, notes=notes)
-    save(checkpoint, into / "checkpoint")
-    write_page(plan, list(have), into / page)
-    return checkpoint
 
 
 def conversion_preset(
@@ -133,6 +106,8 @@ def conversion_preset(
     why = "Units in the order of a score; what stays makes up for what a budget switches off."
     why += "\nThen all budgets learn what the model itself answers." if tune else ""
     warning = "" if source.test else _NO_TEST_ROWS
+    if source.test and not (source.validation or spec.validation_from):
+        warning = _FEW_TEST_ROWS
     return Preset("convert", tables, {"converted": why}, warning, agreement)
 
 
@@ -246,6 +221,10 @@ _NO_TEST_ROWS = (
     "there are no test rows: budgets are measured on training rows, and if the model was trained "
     "on those, it does better on them than it would on others"
 )
+_FEW_TEST_ROWS = (
+    "training rows vouch for budgets: if the model was trained on them, it agrees with itself more "
+    f"than it would elsewhere; a val.csv, or {2 * FEWEST} more test rows, would do better"
+)
 _GATED_REASONS = {
     "gradient": "Gates start in the order of a score, and learn from the dense model."
 }
@@ -335,16 +314,24 @@ def _text_table(spec: Text, drawn: Drawn) -> dict[str, Any]:
         "label": spec.label,
         "length": spec.length,
         **{name: len(rows) for name, rows in drawn.rows.items()},
+        **({"validation_from": spec.validation_from} if spec.validation_from else {}),
         **{name: value for name, value in unlabelled.items() if value is not None},
     }
 
 
 def _at_most(spec: Text, source: Source, rows: int, held_out: int) -> Text:
-    """A text task with as many rows as asked for, or as there are."""
-    left = len(source.train.rows)
-    taken = []
-    # Validation rows choose how far the repair goes, then others of them vouch for budgets.
+    """A text task with as many rows as asked for, or as there are.
+
+    Validation rows choose how far the repair goes, then others of them vouch for budgets. The model
+    may know training rows by heart, so they come from the test file if it has more than are
+    measured on.
+    """
+    left, taken = len(source.train.rows), []
     for part, share in ((source.validation, 3), (source.test, 10)):
         taken.append(min(held_out, len(part.rows) if part else max(2, left // share)))
         left -= 0 if part else taken[-1]
+    others = len(source.test.rows) - taken[1] if source.test else 0
+    if source.validation is None and others >= 2 * FEWEST:
+        spec = replace(spec, validation_from="test")
+        taken[0], left = min(2 * held_out, others), len(source.train.rows)
     return replace(spec, train=min(rows, left), validation=taken[0], test=taken[1])

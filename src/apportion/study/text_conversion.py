@@ -10,7 +10,7 @@ import torch
 
 from apportion.elastic.checkpoint import Checkpoint, save
 from apportion.elastic.conversion import Converted, convert
-from apportion.elastic.vouching import AGREEMENT
+from apportion.elastic.vouching import AGREEMENT, FEWEST
 from apportion.files import holding
 from apportion.models.hub import load_model, load_tokenizer, own_classes
 from apportion.study.records import provenance
@@ -54,7 +54,7 @@ def convert_texts(
 
 
 def agreement_tables(told: Mapping[str, Any]) -> list[Table]:
-    """What was vouched for, budget by budget; no table where too few texts were left for it."""
+    """What was vouched for, budget by budget; no table where no text was left for it."""
     budgets = [
         {
             "budget": budget,
@@ -64,5 +64,6 @@ def agreement_tables(told: Mapping[str, Any]) -> list[Table]:
         }
         for budget, (share, bound) in told.get("agreement", {}).items()
     ]
-    title = f"Agreement with the whole model on {told['rows']:,} other texts"
+    few = f": {FEWEST} are needed to vouch for a budget" if told["rows"] < FEWEST else ""
+    title = f"Agreement with the whole model on {told['rows']:,} other texts{few}"
     return [Table.of_rows("agreement", title, rows=budgets)] if budgets else []

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from apportion.data.task import Split, Task
 from apportion.elastic.conversion import Tuned
 from apportion.elastic.elastic import Elastic, logits_of
-from apportion.elastic.repairing import AGREEMENT, REPAIRED_AT
+from apportion.elastic.repairing import REPAIRED_AT, answers_as_before
 from apportion.elastic.searching import check_seconds
-from apportion.elastic.vouching import apart
+from apportion.elastic.vouching import answers_of, apart
 from apportion.training.loop import fit
 from apportion.training.progress import Tick
 from apportion.training.recipes import recipe
@@ -33,12 +33,11 @@ _SHARE = 0.5  # of the time that search, repair and tuning have together
 # What a row takes, in passes through the whole model: the teacher's own; then forwards, and twice
 # that backwards, at budgets of 0.6 on average, which are slower than their share.
 _PASSES = 1.0 + 3.0 * 0.6 * 1.2
-_SHARES = (
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-)  # of the way to the learned weights; 0, as it was, can always be had
+# Of the way to the learned weights; 0, as it was, can always be had.
+_SHARES = (0.25, 0.5, 0.75, 1.0)
+# What a row takes that chooses among them: the whole model's own answer, then all budgets of each.
+_CHOOSING_PASSES = 1.0 + (1 + len(_SHARES)) * sum(REPAIRED_AT) * 1.2
+_CHOOSING_SHARE, _FEWEST_CHOOSING = 0.25, 64  # of the time, and rows
 _TIMED = 64  # rows
 
 
@@ -78,8 +77,12 @@ def tune(
         raise ValueError("tuning makes views of texts: give texts and their tokenizer")
     started = time.perf_counter()
     every = [task.train] if task.unlabelled is None else [task.train, task.unlabelled]
+    choosing = task.validation
     if seconds is not None:
-        rows = min(rows, int(seconds / (_PASSES * _seconds_per_row(whole, task.train))))
+        time_for = seconds / _seconds_per_row(whole, task.train)  # so many passes
+        most = max(_FEWEST_CHOOSING, int(_CHOOSING_SHARE * time_for / _CHOOSING_PASSES))
+        choosing = choosing.take(torch.arange(len(choosing))[:most])
+        rows = min(rows, int((time_for - _CHOOSING_PASSES * len(choosing)) / _PASSES))
     if rows < FEWEST:
         return model, {"tuned": {"rows": 0}}
     texts = sum(map(len, every))
@@ -92,11 +95,11 @@ def tune(
         task,
         train=train,
         unlabelled=others if others is not None and len(others) else None,
-        validation=_answered(whole, task.validation),
+        validation=_answered(whole, choosing),
     )
     how = recipe("tune-encoder", epochs=passes, views=passes)
     fitted = fit(model, learned, recipe=how, seed=seed, teacher=whole, progress=progress)
-    share, before, after = _far_enough(model, fitted.model, task.validation, whole)
+    share, before, after = _far_enough(model, fitted.model, choosing, whole)
     facts = {
         "rows": passes * (len(train) + len(others or ())),
         "share": share,
@@ -112,13 +115,14 @@ def _far_enough(
     model: Elastic, learned: nn.Module, held_out: Split, whole: nn.Module
 ) -> tuple[float, float, float]:
     """The best share of the way to the learned weights, and Σ_B √KL at its start and there."""
+    wanted = answers_of(whole, held_out)
     distances: dict[float, float] = {}
     for share in (0.0, *_SHARES):
-        between = _between(model, learned, share)
-        found = apart(between, held_out, whole=whole, budgets=REPAIRED_AT)
-        if share and found[-1][1] < AGREEMENT:  # of the whole budget; further on it is less
+        asked = partial(apart, _between(model, learned, share), held_out, wanted=wanted)
+        ((whole_budget, agreement),) = asked(budgets=REPAIRED_AT[-1:])
+        if share and not answers_as_before(agreement, len(held_out)):  # further on it is less
             break
-        distances[share] = sum(root for root, _ in found)
+        distances[share] = whole_budget + sum(root for root, _ in asked(budgets=REPAIRED_AT[:-1]))
     best = min(distances, key=lambda share: distances[share])
     return best, distances[0.0], distances[best]
 
