@@ -19,9 +19,10 @@ from apportion.elastic.checkpoint import Checkpoint, load, save
 from apportion.elastic.description import describe
 from apportion.elastic.elastic import Elastic, logits_of
 from apportion.elastic.evaluation import evaluate, sweep
-from apportion.elastic.pairing import default_frontier, find_frontier
+from apportion.elastic.pairing import _Measuring, _Pairs, default_frontier, find_frontier
 from apportion.elastic.repairing import repair
 from apportion.elastic.searching import search
+from apportion.method.length import Schedule
 from apportion.models.compute import count_macs
 
 BUDGETS = (0.25, 0.5, 0.75)
@@ -74,6 +75,44 @@ def test_measuring_finds_pairs_that_no_smaller_budget_beats(model, rows):
     # No schedule at all is among the pairs that were tried.
     width_alone = evaluate(model, rows, budget=0.6, form="cut")
     assert width_alone.cost <= 0.65
+
+
+@pytest.fixture(scope="module")
+def deep():
+    """Six layers: a schedule can fall steeply, and the next budget's must stay below it."""
+    torch.manual_seed(0)
+    plain = from_transformers("bert", "sdpa", num_hidden_layers=6, max_position_embeddings=512)
+    made = Elastic(plain, UNITS, length=512, block=32, first_token=True)
+    return made.nested().made_for("nested", lowest=0.125).eval()
+
+
+def test_whatever_length_takes_at_one_budget_leaves_something_at_the_next(deep):
+    pairs = _Pairs(deep, "length")
+    taken = {Schedule.everything(6)}
+    for budget in (0.75, 0.5, 0.375):
+        left = [
+            [schedule for _, schedule in pairs.at(budget, widest=1.0, longest=one)] for one in taken
+        ]
+        assert all(left)
+        assert all(
+            pairs.cost(1.0, schedule) <= budget + 0.005 for found in left for schedule in found
+        )
+        taken = {schedule for found in left for schedule in found}
+
+
+@pytest.mark.parametrize("steepest", [False, True])
+def test_measuring_finds_lengths_alone(deep, rows, steepest, monkeypatch):
+    if steepest:  # is taken, whatever its answers are
+
+        def drop(_, width, schedule, *__):
+            return schedule.shares[-1] - schedule.shares[0]
+
+        monkeypatch.setattr(_Measuring, "apart", drop)
+    made, facts = find_frontier(deep, rows, axis="length", budgets=(0.375, 0.5, 0.75))
+    assert set(made.frontier.widths) == {1.0}
+    for budget in (0.375, 0.5, 0.75):
+        assert 0.8 * budget < made.allocation(budget).cost <= budget + 0.005
+    assert facts["frontier_rows"] == len(rows)
 
 
 def test_measured_pairs_are_nearer_than_width_alone(model, rows):

@@ -187,6 +187,10 @@ class _Pairs:
         """Shares that fall by one factor to the last, from a crop that is the narrower with it."""
         return self.shape(last, self.least + steep * (last - self.least))
 
+    def scaled(self, factor: float, given: Schedule) -> Schedule:
+        """A schedule with every share times a factor."""
+        return Schedule(tuple(max(self.least, factor * share) for share in given.shares))
+
     def longest(self, share: float, of_last: Callable[[float], Schedule]) -> Schedule:
         """The longest of some schedules whose cost, with all units, is at most a share."""
         low, high = self.least, 1.0
@@ -207,6 +211,8 @@ class _Pairs:
                 for crop in (*_CROPS, *_NARROW)
                 for start in starts
             ]
+            # What a larger budget took may be so steep that no shape stays below it.
+            shapes.append(self.longest(budget, partial(self.scaled, given=longest)))
         else:
             shapes = [
                 self.shape(last, crop, start)
