@@ -9,12 +9,15 @@ import pytest
 import torch
 from architectures import from_transformers
 from nested_texts import nested_checkpoint
-from shortened import frontier, shortened, texts
+from shortened import LENGTHS, frontier, shortened, texts
 from texts import rows
 
 from apportion.elastic.elastic import logits_of
+from apportion.method.frontier import Frontier
+from apportion.method.length import kept_tokens
 from apportion.serving.runtime.exporting import export
 from apportion.serving.runtime.graph import build_graph
+from apportion.serving.runtime.quantisation import _Watch, calibrate_scales
 from apportion.serving.runtime.session import Runtime
 from apportion.serving.runtime.skipping import Skipping
 
@@ -36,7 +39,7 @@ def folder(checkpoint, tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+@pytest.mark.parametrize("family", ["bert", "electra", "roberta", "distilbert"])
 def test_the_graph_drops_the_tokens_that_views_drop(family):
     torch.manual_seed(0)
     model = shortened(from_transformers(family, "sdpa"))
@@ -86,3 +89,18 @@ def test_int8_drops_tokens_too(checkpoint, tmp_path):
     assert facts["precision"] == "int8"
     assert min(facts["checked"]["agreements"]) > 0.7
     assert max(facts["checked"]["changed"]) <= 0.05
+
+
+def test_scales_are_taken_from_the_tokens_that_stay_alone(monkeypatch):
+    """A row that keeps fewer tokens than its batch mates is filled up: that is no text."""
+    torch.manual_seed(0)
+    schedules = frontier().schedules[:1] + frontier().schedules[-1:]
+    model = shortened(from_transformers("bert", "sdpa"))
+    model.shortened(Frontier((0.25, 1.0), (1.0, 1.0), schedules))  # every unit stays
+    counted = []
+    monkeypatch.setattr(_Watch, "see", lambda _, states, __: counted.append(len(states)))
+    calibrate_scales(model, [texts()], levels=(0.25,))
+    read = [sum(kept_tokens(count, share) for count in LENGTHS) for share in schedules[0].shares]
+    sites = 4  # of a layer: keys, what heads mix, and the two matrices of its feed-forward part
+    rows_alone = [len(LENGTHS)] * (sites - 1)  # of the last layer, token 0 is read
+    assert counted == [count for count in read[:-1] for _ in range(sites)] + read[-1:] + rows_alone

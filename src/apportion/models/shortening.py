@@ -23,6 +23,8 @@ from apportion.method.length import LEAST, PARTS, parts_of
 
 # What the call that is running keeps, for whoever watches: positions before each drop [rows, kept].
 _watched: ContextVar[list[Tensor] | None] = ContextVar("kept_tokens", default=None)
+# Which of the tokens that the running layer reads are a row's own [rows, tokens]; None if all are.
+_reading: ContextVar[Tensor | None] = ContextVar("own_tokens", default=None)
 
 
 def shorten(encoder: nn.Module, shares: Sequence[float]) -> nn.Module:
@@ -63,15 +65,22 @@ class Shortened(nn.Module):
         count = states.shape[1] if real is None else real.sum(dim=1)
         wanted = None if self.token_shares[0] == 1.0 else _by_position(states, real)
         before = 1.0
-        for number, (layer, share) in enumerate(zip(self.layer, self.token_shares, strict=True)):
-            if share < before:
-                assert wanted is not None
-                states, real = _keep(states, real, wanted, _kept(count, share))
-                mask = None if mask is None else _mask(real, mask)
-            before = share
-            if number + 1 < len(self.layer) and self.token_shares[number + 1] < share:
-                wanted = _received(layer, states, real)
-            states = layer(states, mask)
+        outside = _reading.set(real)
+        try:
+            for number, (layer, share) in enumerate(
+                zip(self.layer, self.token_shares, strict=True)
+            ):
+                if share < before:
+                    assert wanted is not None
+                    states, real = _keep(states, real, wanted, _kept(count, share))
+                    mask = None if mask is None else _mask(real, mask)
+                    _reading.set(real)
+                before = share
+                if number + 1 < len(self.layer) and self.token_shares[number + 1] < share:
+                    wanted = _received(layer, states, real)
+                states = layer(states, mask)
+        finally:
+            _reading.reset(outside)
         last = cast(torch.FloatTensor, states)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=last)
 
@@ -181,3 +190,11 @@ def watching_tokens() -> Iterator[list[Tensor]]:
         yield seen
     finally:
         _watched.reset(token)
+
+
+def own_tokens() -> Tensor | None:
+    """Which tokens of the running layer are no filler [rows, tokens], once some are dropped.
+
+    None where all are, and outside of such a call.
+    """
+    return _reading.get()
