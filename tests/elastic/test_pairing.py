@@ -71,6 +71,7 @@ def test_measuring_finds_pairs_that_no_smaller_budget_beats(model, rows):
     for budget in (0.3, 0.6):
         assert made.allocation(budget).cost <= budget + 0.05
     assert facts["frontier_rows"] == 4
+    assert facts["frontier"] == json.loads(json.dumps(made.frontier.to_dict()["points"]))
     assert set(facts["frontier_apart"]) == {"0.3", "0.6"}
     # No schedule at all is among the pairs that were tried.
     width_alone = evaluate(model, rows, budget=0.6, form="cut")

@@ -106,8 +106,10 @@ def find_frontier(
         found.append((budget, width, schedule))
         if progress:
             progress(number, len(todo))
-    made = copy.deepcopy(model).shortened(_frontier(found))
+    frontier = _frontier(found)
+    made = copy.deepcopy(model).shortened(frontier)
     facts = {
+        "frontier": frontier.to_dict()["points"],  # budget, width, share of each layer
         "frontier_rows": len(rows),
         "frontier_passes": round(run.passes),  # of a row through the whole model
         "frontier_apart": apart,  # divergence from the whole model
