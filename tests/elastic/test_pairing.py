@@ -12,7 +12,11 @@ import torch
 from safetensors.torch import save_file
 from support.architectures import from_transformers
 from support.shortened import UNITS, frontier, shortened, texts
-from transformers import AutoModelForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from apportion.data.task import Split
 from apportion.elastic.checkpoint import Checkpoint, load, save
@@ -185,6 +189,18 @@ def test_a_cut_model_carries_its_schedule_and_reloads(tmp_path, family):
         torch.testing.assert_close(logits_of(model(**texts())).detach(), wanted)
     config = json.loads((tmp_path / "cut" / "config.json").read_text())
     assert config["apportion"]["shares"] == list(made.frontier.schedules[0].shares)
+
+
+@pytest.mark.parametrize("head", [AutoModel, AutoModelForTokenClassification])
+@pytest.mark.parametrize("family", ["bert", "distilbert"])
+def test_a_cut_model_that_drops_tokens_reloads_for_sequences_alone(tmp_path, family, head):
+    """Anything else would get fewer tokens than it gave, in another order."""
+    made = shortened(from_transformers(family, "sdpa"))
+    made.cut(0.25).save_pretrained(tmp_path / "cut")
+    with pytest.raises(ValueError, match=r"drops tokens.*for sequence classification"):
+        head.from_pretrained(tmp_path / "cut")
+    made.shortened(None).cut(0.25).save_pretrained(tmp_path / "whole")
+    head.from_pretrained(tmp_path / "whole")
 
 
 def test_a_folder_of_transformers_alone_keeps_the_schedule(tmp_path):

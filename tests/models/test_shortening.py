@@ -176,3 +176,21 @@ def test_gates_of_a_model_that_drops_tokens_are_not_trained_by_calls():
     model = shortened(from_transformers("bert", "sdpa")).train()
     with pytest.raises(ValueError, match="is trained by `fit`"):
         model(**texts(), budget=0.5)
+
+
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
+def test_what_would_be_of_all_tokens_is_refused(family, name):
+    smaller = shortened(from_transformers(family, "eager")).cut(0.25).eval()
+    with pytest.raises(ValueError, match=f"{name} is of all tokens"):
+        smaller(**texts(), **{name: True})
+    setattr(smaller.config, name, True)
+    with pytest.raises(ValueError, match=f"{name} is of all tokens"):
+        smaller(**texts())
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of tracing
+def test_a_model_that_drops_tokens_is_not_traced():
+    """Its counts would be those of the example."""
+    smaller = shortened(from_transformers("bert", "sdpa")).cut(0.25).eval()
+    with pytest.raises(ValueError, match="can't be traced"):
+        torch.jit.trace(smaller, tuple(texts().values()), strict=False)

@@ -26,6 +26,9 @@ _watched: ContextVar[list[Tensor] | None] = ContextVar("kept_tokens", default=No
 # Which of the tokens that the running layer reads are a row's own [rows, tokens]; None if all are.
 _reading: ContextVar[Tensor | None] = ContextVar("own_tokens", default=None)
 
+_HEAD = "ForSequenceClassification"  # the heads that read token 0 alone, and so miss no other
+_OF_ALL_TOKENS = ("output_attentions", "output_hidden_states")
+
 
 def shorten(encoder: nn.Module, shares: Sequence[float]) -> nn.Module:
     """The same encoder, in place, whose layers read these shares of a text's tokens.
@@ -41,6 +44,11 @@ def shorten(encoder: nn.Module, shares: Sequence[float]) -> nn.Module:
 def shorten_by(model: nn.Module, record: Mapping[str, Any]) -> None:
     """Shortens a model as its config's record of a cut says, if it says so."""
     if "shares" in record:
+        if not type(model).__name__.endswith(_HEAD):
+            raise ValueError(
+                f"this cut model drops tokens, and what is left stands in another order: it can be "
+                f"loaded for sequence classification, not as {type(model).__name__}"
+            )
         inside = getattr(model, getattr(model, "base_model_prefix", ""), None)
         base = inside if isinstance(inside, nn.Module) else model
         above = record["where"]["layers"].rpartition(".")[0]
@@ -54,11 +62,12 @@ class Shortened(nn.Module):
     token_shares: tuple[float, ...]
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, *_: Any, **__: Any
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, *_: Any, **options: Any
     ) -> Any:
         """The last states of the tokens that are left, token 0 the first of them."""
         from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+        self._check_call(options)
         states, mask = hidden_states, attention_mask
         real = _real_tokens(mask)
         # Of each row, or of all of them.
@@ -83,6 +92,22 @@ class Shortened(nn.Module):
             _reading.reset(outside)
         last = cast(torch.FloatTensor, states)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=last)
+
+    def _check_call(self, options: Mapping[str, Any]) -> None:
+        """Refuses what would be of other tokens than it seems."""
+        # DistilBERT's encoder has none of its own, a layer without heads neither.
+        config = next((part.config for part in self.modules() if hasattr(part, "config")), None)
+        for name in _OF_ALL_TOKENS:
+            if options.get(name, getattr(config, name, False)):
+                raise ValueError(
+                    f"{name} is of all tokens, and this model drops some; "
+                    "`watching_tokens` says which ones each layer reads"
+                )
+        if torch.jit.is_tracing():
+            raise ValueError(
+                "a model that drops tokens can't be traced: a trace would keep as many tokens of "
+                "every text as of the one that it was shown; `apportion export` writes a graph"
+            )
 
 
 _SHORTENED: dict[type[nn.Module], type[nn.Module]] = {}  # of each class of encoders
