@@ -59,6 +59,36 @@ def test_a_length_decides_how_many_windows_are_read(runtime):
     assert counts == sorted(counts) and counts[3] == 1 + -(-(128 - 32) // (32 - 4 - 2))
 
 
+@pytest.mark.parametrize("longest", [3, 8, 31, 32, 33, 40, 58, 59, 100, 128])
+def test_no_more_tokens_are_read_than_a_length_says(runtime, longest):
+    words = runtime.tokenizer
+    first, last = words.marks
+    found, whole = (windows(runtime, [document(3, 400)], longest=n)[0] for n in (longest, 4096))
+    assert all(part[0] == first and part[-1] == last for part in found)
+    assert found[:-1] == whole[: len(found) - 1]
+    assert found[-1][:-1] == whole[len(found) - 1][: len(found[-1]) - 1]
+    shared = (len(found) - 1) * (4 + 2)  # with the window before, and marks of its own
+    assert sum(map(len, found)) - shared == longest
+    assert windows(runtime, ["a"], longest=3) == [words.encode(["a"])]
+
+
+@pytest.mark.parametrize("longest", [-1, 0, 2])
+def test_a_length_without_room_for_a_token_is_refused(runtime, longest, tmp_path, capsys):
+    with pytest.raises(ValueError, match=f"a length of 3 at least, marks included, not {longest}"):
+        windows(runtime, ["a"], longest=longest)
+    out = tmp_path / "labels.csv"
+    given = (str(runtime.folder), "--length", str(longest), "--out", str(out))
+    code, _, said = run(capsys, "predict", *given)
+    assert code == 2 and "a length of 3 at least" in said
+    assert not out.exists()
+
+
+def test_documents_of_one_window_have_no_reading_to_certify(runtime):
+    short = [document(n, 12) for n in range(120)]
+    with pytest.raises(ValueError, match="no document has more than one window of 32 tokens"):
+        certify_reading(runtime, short, longest=128, disagree_at_most=0.2, confidence=0.8)
+
+
 @pytest.mark.parametrize("overlap", [-1, 30, 31])
 def test_windows_that_would_not_move_on_are_refused(runtime, overlap):
     with pytest.raises(ValueError, match="windows of 32 tokens overlap in"):

@@ -59,6 +59,7 @@ def predict_long(
         raise ValueError("--overlap is of windows; say how many tokens are read with --length")
     overlap = usual_overlap(words) if overlap is None else overlap
     level = runtime.level_of(runtime.levels[-1] if budget is None else budget)
+    words.windows([], longest=length, overlap=overlap)  # complains before a file is opened
     say(_in_words(runtime, length, overlap, threshold))
     columns = asked.columns or (runtime.facts.get("task") or {}).get("text", ["text"])
     told: dict[str, int] = {}

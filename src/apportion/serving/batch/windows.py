@@ -219,18 +219,20 @@ def certify_reading(
         texts, runtime, epsilon=epsilon, delta=delta, rows=rows, seed=seed, kind="documents"
     )
     tuned = len(chosen) // 3
+    documents = words.windows(chosen, longest=longest, overlap=overlap)
+    if max(map(len, documents)) == 1:
+        raise ValueError(
+            f"no document has more than one window of {words.length} tokens, so there is nothing "
+            "to leave unread; certify without a length, or give longer documents"
+        )
 
     def model(**inputs: NDArray[Any]) -> NDArray[np.float32]:
         return runtime(**inputs, budget=level)
 
-    def watched(part: Sequence[str]) -> _Watched:
-        documents = words.windows(part, longest=longest, overlap=overlap)
-        return _watch(model, words, documents, batch)
-
-    early = watched(chosen[:tuned]).early
+    early = _watch(model, words, documents[:tuned], batch).early
     cuts = np.quantile(early, np.linspace(1.0, 0.0, _STEPS)) if len(early) else np.array([])
     path = [None, *dict.fromkeys(float(cut) for cut in cuts if cut > 0.0)]
-    seen = watched(chosen[tuned:])
+    seen = _watch(model, words, documents[tuned:], batch)
     wrong = [seen.ends(threshold)[1] for threshold in path]
     last = last_certified(binomial_tail(wrong, len(seen.count), epsilon), delta)
     assert last is not None, "reading everything never disagrees, and there are rows enough"
