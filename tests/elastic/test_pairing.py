@@ -26,6 +26,7 @@ from apportion.elastic.evaluation import evaluate, sweep
 from apportion.elastic.pairing import _Measuring, _Pairs, default_frontier, find_frontier
 from apportion.elastic.repairing import repair
 from apportion.elastic.searching import search
+from apportion.method.frontier import Frontier
 from apportion.method.length import Schedule
 from apportion.models.compute import count_macs
 
@@ -118,6 +119,46 @@ def test_measuring_finds_lengths_alone(deep, rows, steepest, monkeypatch):
     for budget in (0.375, 0.5, 0.75):
         assert 0.8 * budget < made.allocation(budget).cost <= budget + 0.005
     assert facts["frontier_rows"] == len(rows)
+
+
+@pytest.mark.parametrize("axis", ["length", "both"])
+def test_without_a_crop_the_first_layer_reads_everything(deep, rows, axis):
+    how = {"budgets": (0.5, 0.75), "crop": False}
+    by_rule = default_frontier(deep, axis, **how)
+    measured, _ = find_frontier(deep, rows, axis=axis, **how)
+    for made in (by_rule, measured.frontier):
+        assert {schedule.shares[0] for schedule in made.schedules} == {1.0}
+    # A layer of six costs more than an eighth, if it reads all tokens and keeps all units.
+    assert default_frontier(deep, "length", budgets=(0.125,)).schedules[0].shares[0] < 1.0
+    with pytest.raises(ValueError, match=r"costs as little as 0\.125"):
+        default_frontier(deep, "length", budgets=(0.125,), crop=False)
+
+
+def test_a_model_that_drops_by_position_stays_one(model, rows, tmp_path):
+    made, _ = find_frontier(model, rows, axis="length", budgets=(0.5,), by_position=True)
+    assert made.frontier.schedules[0].by_position
+    assert made.allocation(0.7).schedule.by_position  # between two of its points
+    save(Checkpoint(made), tmp_path / "made")
+    loaded = load(tmp_path / "made")
+    assert loaded.elastic.frontier == made.frontier
+    smaller = loaded.cut(0.5)
+    save(smaller, tmp_path / "cut")
+    again = load(tmp_path / "cut")
+    assert again.kept == smaller.kept and again.kept.schedule.by_position
+    auto = AutoModelForSequenceClassification.from_pretrained(tmp_path / "cut").eval()
+    wanted = logits_of(made(**texts(), budget=0.5)).detach()
+    for one in (smaller.model.eval(), again.model, auto):
+        found = logits_of(one(**texts())).detach()
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    otherwise = made.shortened(
+        Frontier(
+            (0.5, 1.0),
+            (1.0, 1.0),
+            (Schedule(made.frontier.schedules[0].shares), Schedule.everything(3)),
+        )
+    )
+    other = logits_of(otherwise(**texts(), budget=0.5)).detach()
+    assert not torch.allclose(other, wanted, atol=1e-3)
 
 
 def test_measured_pairs_are_nearer_than_width_alone(model, rows):

@@ -111,6 +111,19 @@ def test_a_layer_without_heads_keeps_the_tokens_that_stand_first():
     assert seen[0][0].tolist() == list(range(9))
 
 
+def test_by_position_the_first_tokens_and_the_end_of_a_text_go_on(family):
+    model = from_transformers(family, "sdpa").eval()
+    shorten(model.get_submodule(encoder_path(model)), (1.0, 0.7, 0.6), by_position=True)
+    with watching_tokens() as kept, torch.no_grad():
+        together = logits_of(model(**texts()))
+        assert kept[0][0].tolist() == [0, 13, *range(1, 9)]
+        assert kept[0][1, :9].tolist() == [0, 11, *range(1, 8)]
+        assert kept[1][0].tolist() == list(range(9))  # of those, in the order that they stand in
+        for number in range(len(LENGTHS)):
+            single = logits_of(model(**alone(texts(), number)))
+            torch.testing.assert_close(single[0], together[number], atol=1e-4, rtol=1e-4)
+
+
 def test_gradients_reach_the_weights_through_the_tokens_that_stay():
     torch.manual_seed(0)
     model = shortened(from_transformers("bert", "sdpa")).train()

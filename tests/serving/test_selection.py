@@ -14,7 +14,7 @@ from texts import rows
 
 from apportion.elastic.elastic import logits_of
 from apportion.method.frontier import Frontier
-from apportion.method.length import kept_tokens
+from apportion.method.length import Schedule, kept_tokens
 from apportion.models.shortening import Shortened
 from apportion.serving.runtime import arrays, exporting
 from apportion.serving.runtime.exporting import export
@@ -55,6 +55,15 @@ def test_the_graph_drops_the_tokens_that_views_drop(family):
         with torch.no_grad():
             wanted = logits_of(Skipping(model)(**texts(), budget=level)).numpy()
         np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
+def test_a_model_that_drops_by_position_is_not_exported():
+    whole = Schedule.everything(3)
+    by_position = Schedule((1.0, 0.7, 0.6), by_position=True)
+    model = shortened(from_transformers("bert", "sdpa"))
+    model.shortened(Frontier((0.25, 1.0), (0.5, 1.0), (by_position, whole)))
+    with pytest.raises(ValueError, match=r"by their position.*is not exported"):
+        build_graph(model, LEVELS)
 
 
 def test_without_a_frontier_the_graph_has_no_selection(checkpoint):
