@@ -12,16 +12,22 @@ import torch
 from safetensors.torch import save_file
 from support.architectures import from_transformers
 from support.shortened import UNITS, frontier, shortened, texts
-from transformers import AutoModelForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from apportion.data.task import Split
 from apportion.elastic.checkpoint import Checkpoint, load, save
 from apportion.elastic.description import describe
 from apportion.elastic.elastic import Elastic, logits_of
 from apportion.elastic.evaluation import evaluate, sweep
-from apportion.elastic.pairing import default_frontier, find_frontier
+from apportion.elastic.pairing import _Measuring, _Pairs, default_frontier, find_frontier
 from apportion.elastic.repairing import repair
 from apportion.elastic.searching import search
+from apportion.method.frontier import Frontier
+from apportion.method.length import Schedule
 from apportion.models.compute import count_macs
 
 BUDGETS = (0.25, 0.5, 0.75)
@@ -70,10 +76,89 @@ def test_measuring_finds_pairs_that_no_smaller_budget_beats(model, rows):
     for budget in (0.3, 0.6):
         assert made.allocation(budget).cost <= budget + 0.05
     assert facts["frontier_rows"] == 4
+    assert facts["frontier"] == json.loads(json.dumps(made.frontier.to_dict()["points"]))
     assert set(facts["frontier_apart"]) == {"0.3", "0.6"}
     # No schedule at all is among the pairs that were tried.
     width_alone = evaluate(model, rows, budget=0.6, form="cut")
     assert width_alone.cost <= 0.65
+
+
+@pytest.fixture(scope="module")
+def deep():
+    """Six layers: a schedule can fall steeply, and the next budget's must stay below it."""
+    torch.manual_seed(0)
+    plain = from_transformers("bert", "sdpa", num_hidden_layers=6, max_position_embeddings=512)
+    made = Elastic(plain, UNITS, length=512, block=32, first_token=True)
+    return made.nested().made_for("nested", lowest=0.125).eval()
+
+
+def test_whatever_length_takes_at_one_budget_leaves_something_at_the_next(deep):
+    pairs = _Pairs(deep, "length")
+    taken = {Schedule.everything(6)}
+    for budget in (0.75, 0.5, 0.375):
+        left = [
+            [schedule for _, schedule in pairs.at(budget, widest=1.0, longest=one)] for one in taken
+        ]
+        assert all(left)
+        assert all(
+            pairs.cost(1.0, schedule) <= budget + 0.005 for found in left for schedule in found
+        )
+        taken = {schedule for found in left for schedule in found}
+
+
+@pytest.mark.parametrize("steepest", [False, True])
+def test_measuring_finds_lengths_alone(deep, rows, steepest, monkeypatch):
+    if steepest:  # is taken, whatever its answers are
+
+        def drop(_, width, schedule, *__):
+            return schedule.shares[-1] - schedule.shares[0]
+
+        monkeypatch.setattr(_Measuring, "apart", drop)
+    made, facts = find_frontier(deep, rows, axis="length", budgets=(0.375, 0.5, 0.75))
+    assert set(made.frontier.widths) == {1.0}
+    for budget in (0.375, 0.5, 0.75):
+        assert 0.8 * budget < made.allocation(budget).cost <= budget + 0.005
+    assert facts["frontier_rows"] == len(rows)
+
+
+@pytest.mark.parametrize("axis", ["length", "both"])
+def test_without_a_crop_the_first_layer_reads_everything(deep, rows, axis):
+    how = {"budgets": (0.5, 0.75), "crop": False}
+    by_rule = default_frontier(deep, axis, **how)
+    measured, _ = find_frontier(deep, rows, axis=axis, **how)
+    for made in (by_rule, measured.frontier):
+        assert {schedule.shares[0] for schedule in made.schedules} == {1.0}
+    # A layer of six costs more than an eighth, if it reads all tokens and keeps all units.
+    assert default_frontier(deep, "length", budgets=(0.125,)).schedules[0].shares[0] < 1.0
+    with pytest.raises(ValueError, match=r"costs as little as 0\.125"):
+        default_frontier(deep, "length", budgets=(0.125,), crop=False)
+
+
+def test_a_model_that_drops_by_position_stays_one(model, rows, tmp_path):
+    made, _ = find_frontier(model, rows, axis="length", budgets=(0.5,), by_position=True)
+    assert made.frontier.schedules[0].by_position
+    assert made.allocation(0.7).schedule.by_position  # between two of its points
+    save(Checkpoint(made), tmp_path / "made")
+    loaded = load(tmp_path / "made")
+    assert loaded.elastic.frontier == made.frontier
+    smaller = loaded.cut(0.5)
+    save(smaller, tmp_path / "cut")
+    again = load(tmp_path / "cut")
+    assert again.kept == smaller.kept and again.kept.schedule.by_position
+    auto = AutoModelForSequenceClassification.from_pretrained(tmp_path / "cut").eval()
+    wanted = logits_of(made(**texts(), budget=0.5)).detach()
+    for one in (smaller.model.eval(), again.model, auto):
+        found = logits_of(one(**texts())).detach()
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    otherwise = made.shortened(
+        Frontier(
+            (0.5, 1.0),
+            (1.0, 1.0),
+            (Schedule(made.frontier.schedules[0].shares), Schedule.everything(3)),
+        )
+    )
+    other = logits_of(otherwise(**texts(), budget=0.5)).detach()
+    assert not torch.allclose(other, wanted, atol=1e-3)
 
 
 def test_measured_pairs_are_nearer_than_width_alone(model, rows):
@@ -145,6 +230,18 @@ def test_a_cut_model_carries_its_schedule_and_reloads(tmp_path, family):
         torch.testing.assert_close(logits_of(model(**texts())).detach(), wanted)
     config = json.loads((tmp_path / "cut" / "config.json").read_text())
     assert config["apportion"]["shares"] == list(made.frontier.schedules[0].shares)
+
+
+@pytest.mark.parametrize("head", [AutoModel, AutoModelForTokenClassification])
+@pytest.mark.parametrize("family", ["bert", "distilbert"])
+def test_a_cut_model_that_drops_tokens_reloads_for_sequences_alone(tmp_path, family, head):
+    """Anything else would get fewer tokens than it gave, in another order."""
+    made = shortened(from_transformers(family, "sdpa"))
+    made.cut(0.25).save_pretrained(tmp_path / "cut")
+    with pytest.raises(ValueError, match=r"drops tokens.*for sequence classification"):
+        head.from_pretrained(tmp_path / "cut")
+    made.shortened(None).cut(0.25).save_pretrained(tmp_path / "whole")
+    head.from_pretrained(tmp_path / "whole")
 
 
 def test_a_folder_of_transformers_alone_keeps_the_schedule(tmp_path):

@@ -111,6 +111,19 @@ def test_a_layer_without_heads_keeps_the_tokens_that_stand_first():
     assert seen[0][0].tolist() == list(range(9))
 
 
+def test_by_position_the_first_tokens_and_the_end_of_a_text_go_on(family):
+    model = from_transformers(family, "sdpa").eval()
+    shorten(model.get_submodule(encoder_path(model)), (1.0, 0.7, 0.6), by_position=True)
+    with watching_tokens() as kept, torch.no_grad():
+        together = logits_of(model(**texts()))
+        assert kept[0][0].tolist() == [0, 13, *range(1, 9)]
+        assert kept[0][1, :9].tolist() == [0, 11, *range(1, 8)]
+        assert kept[1][0].tolist() == list(range(9))  # of those, in the order that they stand in
+        for number in range(len(LENGTHS)):
+            single = logits_of(model(**alone(texts(), number)))
+            torch.testing.assert_close(single[0], together[number], atol=1e-4, rtol=1e-4)
+
+
 def test_gradients_reach_the_weights_through_the_tokens_that_stay():
     torch.manual_seed(0)
     model = shortened(from_transformers("bert", "sdpa")).train()
@@ -176,3 +189,21 @@ def test_gates_of_a_model_that_drops_tokens_are_not_trained_by_calls():
     model = shortened(from_transformers("bert", "sdpa")).train()
     with pytest.raises(ValueError, match="is trained by `fit`"):
         model(**texts(), budget=0.5)
+
+
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
+def test_what_would_be_of_all_tokens_is_refused(family, name):
+    smaller = shortened(from_transformers(family, "eager")).cut(0.25).eval()
+    with pytest.raises(ValueError, match=f"{name} is of all tokens"):
+        smaller(**texts(), **{name: True})
+    setattr(smaller.config, name, True)
+    with pytest.raises(ValueError, match=f"{name} is of all tokens"):
+        smaller(**texts())
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of tracing
+def test_a_model_that_drops_tokens_is_not_traced():
+    """Its counts would be those of the example."""
+    smaller = shortened(from_transformers("bert", "sdpa")).cut(0.25).eval()
+    with pytest.raises(ValueError, match="can't be traced"):
+        torch.jit.trace(smaller, tuple(texts().values()), strict=False)

@@ -9,12 +9,17 @@ import pytest
 import torch
 from architectures import from_transformers
 from nested_texts import nested_checkpoint
-from shortened import frontier, shortened, texts
+from shortened import LENGTHS, frontier, shortened, texts
 from texts import rows
 
 from apportion.elastic.elastic import logits_of
+from apportion.method.frontier import Frontier
+from apportion.method.length import Schedule, kept_tokens
+from apportion.models.shortening import Shortened
+from apportion.serving.runtime import arrays, exporting
 from apportion.serving.runtime.exporting import export
 from apportion.serving.runtime.graph import build_graph
+from apportion.serving.runtime.quantisation import _Watch, calibrate_scales
 from apportion.serving.runtime.session import Runtime
 from apportion.serving.runtime.skipping import Skipping
 
@@ -36,7 +41,7 @@ def folder(checkpoint, tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+@pytest.mark.parametrize("family", ["bert", "electra", "roberta", "distilbert"])
 def test_the_graph_drops_the_tokens_that_views_drop(family):
     torch.manual_seed(0)
     model = shortened(from_transformers(family, "sdpa"))
@@ -50,6 +55,15 @@ def test_the_graph_drops_the_tokens_that_views_drop(family):
         with torch.no_grad():
             wanted = logits_of(Skipping(model)(**texts(), budget=level)).numpy()
         np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
+def test_a_model_that_drops_by_position_is_not_exported():
+    whole = Schedule.everything(3)
+    by_position = Schedule((1.0, 0.7, 0.6), by_position=True)
+    model = shortened(from_transformers("bert", "sdpa"))
+    model.shortened(Frontier((0.25, 1.0), (0.5, 1.0), (by_position, whole)))
+    with pytest.raises(ValueError, match=r"by their position.*is not exported"):
+        build_graph(model, LEVELS)
 
 
 def test_without_a_frontier_the_graph_has_no_selection(checkpoint):
@@ -86,3 +100,45 @@ def test_int8_drops_tokens_too(checkpoint, tmp_path):
     assert facts["precision"] == "int8"
     assert min(facts["checked"]["agreements"]) > 0.7
     assert max(facts["checked"]["changed"]) <= 0.05
+
+
+def test_scales_are_taken_from_the_tokens_that_stay_alone(monkeypatch):
+    """A row that keeps fewer tokens than its batch mates is filled up: that is no text."""
+    torch.manual_seed(0)
+    schedules = frontier().schedules[:1] + frontier().schedules[-1:]
+    model = shortened(from_transformers("bert", "sdpa"))
+    model.shortened(Frontier((0.25, 1.0), (1.0, 1.0), schedules))  # every unit stays
+    counted = []
+    monkeypatch.setattr(_Watch, "see", lambda _, states, __: counted.append(len(states)))
+    calibrate_scales(model, [texts()], levels=(0.25,))
+    read = [sum(kept_tokens(count, share) for count in LENGTHS) for share in schedules[0].shares]
+    sites = 4  # of a layer: keys, what heads mix, and the two matrices of its feed-forward part
+    rows_alone = [len(LENGTHS)] * (sites - 1)  # of the last layer, token 0 is read
+    assert counted == [count for count in read[:-1] for _ in range(sites)] + read[-1:] + rows_alone
+
+
+@pytest.mark.parametrize(("rows", "spared"), [(1, 0), (2, 1), (19, 1), (40, 2), (256, 12)])
+def test_a_tie_is_spared_and_never_all_rows(rows, spared):
+    assert exporting._spared(rows) == spared
+
+
+@pytest.mark.parametrize("ties", [1, 2])
+def test_one_tie_among_few_texts_does_not_stop_an_export(checkpoint, tmp_path, monkeypatch, ties):
+    """Of two tokens that are wanted alike, rounding picks one: the row's answer is another."""
+
+    def on_arrays(view):
+        drops = any(isinstance(part, Shortened) for part in view.modules())
+
+        def answer(**inputs):
+            found = arrays.on_arrays(view)(**inputs)
+            found[:ties] += 0.1 * drops
+            return found
+
+        return answer
+
+    monkeypatch.setattr(exporting, "on_arrays", on_arrays)
+    if ties == 1:
+        export(checkpoint, tmp_path / "onnx", texts=TEXTS[:6], levels=LEVELS)
+        return
+    with pytest.raises(ValueError, match="the graph answers otherwise"):
+        export(checkpoint, tmp_path / "onnx", texts=TEXTS[:6], levels=LEVELS)

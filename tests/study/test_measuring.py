@@ -7,6 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from architectures import from_transformers
+from shortened import shortened
+from shortened import texts as shortened_texts
 from texts import folder
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -18,6 +21,7 @@ from transformers import (
 )
 from witnesses import Clock, ToldApart, watch_rows
 
+from apportion.data.task import Split
 from apportion.data.text import Text
 from apportion.elastic import scoring
 from apportion.elastic.elastic import Elastic
@@ -512,3 +516,15 @@ def test_views_are_timed_beside_a_dense_model_with_the_same_fused_sums():
 def test_where_nothing_is_fused_there_is_no_such_arm(elastic):
     arms = elastic_arms(elastic, [0.5])
     assert [form for form, _ in arms] == ["dense", "soft", "hard", "skip", "cut"]
+
+
+def test_records_of_gates_keep_the_width_that_a_budget_buys():
+    """Where budgets buy tokens, too, fewer units go than by the budget alone."""
+    model = shortened(from_transformers("bert", "sdpa"))
+    names = {"stage": "a", "method": "both", "data_seed": 0, "seed": 0, "only": None}
+    stage = SimpleNamespace(only=None, swept_at=(), budgets=(0.25, 0.5), names=names)
+    task = SimpleNamespace(test=Split(shortened_texts(), torch.tensor([0, 1, 2, 0])))
+    found = measuring._measure_gates(stage, model, task, lambda *_: None)
+    kept = {record.budget: record.kept for record in found if record.kind == "gates"}
+    for budget in (0.25, 0.5, 1.0):
+        assert kept[budget] == model.allocation(budget).to_dict()

@@ -50,8 +50,8 @@ SHAPES = {
 }
 
 
-def from_transformers(name, kernel):
-    config = AutoConfig.for_model(name, **SHAPES[name])
+def from_transformers(name, kernel, **shape):
+    config = AutoConfig.for_model(name, **{**SHAPES[name], **shape})
     auto = AutoModelForImageClassification if name == "vit" else AutoModelForSequenceClassification
     model = auto.from_config(config, attn_implementation=kernel)
     with torch.no_grad():

@@ -73,6 +73,13 @@ def test_a_run_with_both_axes_goes_on_where_it_was_stopped(task, student, teache
     assert rest.model.frontier == whole.model.frontier
 
 
+def test_a_recipe_says_whether_and_how_tokens_are_dropped(task, student, teacher):
+    without = BOTH.with_changes(crop=False, drop_by="position")
+    made = fit(student, task, recipe=without, seed=3, teacher=teacher).model.frontier
+    assert made.schedules[0].shares[0] == 1.0 > made.schedules[0].shares[-1]
+    assert made.schedules[0].by_position
+
+
 def test_with_length_alone_every_unit_stays(task, student, teacher):
     length = BOTH.with_changes(axis="length", budgets=(0.5, 1.0), select_at=(0.5, 1.0))
     made = fit(student, task, recipe=length, seed=3, teacher=teacher).model
@@ -111,15 +118,27 @@ def test_half_of_the_steps_read_what_their_schedule_says():
 def test_a_recipe_of_width_has_the_identity_that_it_had():
     assert "axis" not in NESTED_ENCODER.identity()
     assert BOTH.identity()["axis"] == "both"
+    assert not {"crop", "drop_by"} & set(BOTH.identity())
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"axis": "depth"}, {"objective": "soft", "axis": "both"}, {"axis": "length", "hidden": 0.1}],
+    [
+        {"axis": "depth"},
+        {"objective": "soft", "axis": "both"},
+        {"axis": "length", "hidden": 0.1},
+        {"crop": False},
+        {"drop_by": "position"},
+    ],
 )
 def test_a_recipe_that_can_not_drop_tokens_is_refused(changes):
     with pytest.raises(ValueError, match="axis"):
         NESTED.with_changes(**changes)
+
+
+def test_a_rule_of_dropping_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match="drop_by is attention or position, not 'chance'"):
+        NESTED.with_changes(axis="both", drop_by="chance")
 
 
 def test_a_preset_drops_tokens_of_pretrained_encoders_alone(tmp_path):

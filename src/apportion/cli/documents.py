@@ -39,12 +39,19 @@ def predict_long(
 ) -> None:
     """Labels documents, each read in windows, and says how many windows that took."""
     from apportion.data.rows import read_csv, read_lines
-    from apportion.serving.batch.windows import Reading, predict_documents, usual_overlap
+    from apportion.serving.batch.windows import (
+        Reading,
+        predict_documents,
+        read_documents,
+        read_within,
+        usual_overlap,
+    )
     from apportion.serving.runtime.prediction import lines_of
     from apportion.serving.runtime.session import Runtime
 
     runtime = Runtime(asked.folder, threads=asked.threads)
     words, threshold = runtime.tokenizer, None
+    level = runtime.level_of(runtime.levels[-1] if budget is None else budget)
     if until_sure is not None:
         reading = Reading.load(until_sure)
         reading.check(runtime.identity)
@@ -53,13 +60,18 @@ def predict_long(
                 "the certificate of --until-sure says the length, the overlap and the budget: "
                 "leave --length, --overlap and --budget out"
             )
-        length, overlap, budget = reading.longest, reading.overlap, reading.budget
-        threshold = reading.threshold
+        length, overlap = reading.longest, reading.overlap
+        level, threshold = reading.budget, reading.threshold
     if length is None:
         raise ValueError("--overlap is of windows; say how many tokens are read with --length")
     overlap = usual_overlap(words) if overlap is None else overlap
-    level = runtime.level_of(runtime.levels[-1] if budget is None else budget)
-    say(_in_words(runtime, length, overlap, threshold))
+    words.windows([], longest=length, overlap=overlap)  # complains before a file is opened
+    say(_in_words(runtime, length, overlap, budget, threshold))
+    if budget is None:
+        model = partial(runtime, budget=level)
+        read = partial(read_documents, model, words, threshold=threshold, batch=asked.batch)
+    else:
+        read = partial(read_within, runtime, budget=budget, batch=asked.batch)
     columns = asked.columns or (runtime.facts.get("task") or {}).get("text", ["text"])
     told: dict[str, int] = {}
     with (
@@ -70,14 +82,12 @@ def predict_long(
         name = asked.texts.name
         rows = read_csv(stream, name, columns, None) if asked.as_csv else read_lines(stream)
         answered = predict_documents(
-            partial(runtime, budget=level),
+            read,
             words,
             runtime.classes,
             rows,
             longest=length,
             overlap=overlap,
-            threshold=threshold,
-            batch=asked.batch,
             told=told,
         )
         for line in lines_of(watch.good(answered), runtime.classes, asked.form):
@@ -87,15 +97,19 @@ def predict_long(
     say(f"windows: {told.get('read', 0):,} of {told.get('windows', 0):,} were read")
 
 
-def _in_words(runtime: Runtime, length: int, overlap: int, threshold: float | None) -> str:
+def _in_words(
+    runtime: Runtime, length: int, overlap: int, budget: float | None, threshold: float | None
+) -> str:
     """How texts are read, in a sentence."""
     window = runtime.tokenizer.length
     if length <= window:
         return f"the model reads {window} tokens, so {length} need one window"
-    sure = "" if threshold is None else f", on until the margin is {threshold:.4f}"
+    how = "" if threshold is None else f", on until the margin is {threshold:.4f}"
+    if budget is not None:
+        how = f", as many as {budget:g} of the cost of all pays for"
     return (
         f"the model reads {window} tokens: texts of up to {length} are read in windows that share "
-        f"{overlap}{sure}, their answers pooled by their tokens"
+        f"{overlap}{how}, their answers pooled by their tokens"
     )
 
 

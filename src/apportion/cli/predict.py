@@ -97,7 +97,8 @@ def predict(
         int | None,
         typer.Option(
             help="Tokens of a text that are read at most, such as 2048: longer texts than the "
-            "model reads are read in windows, and their answers pooled."
+            "model reads are read in windows, and their answers pooled. --budget is of the whole "
+            "text: it decides how many windows are read."
         ),
     ] = None,
     overlap: Annotated[

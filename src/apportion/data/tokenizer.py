@@ -126,19 +126,30 @@ class Tokenizer:
 
         As many windows as read `longest` tokens of it, marks included; the rest is not read.
         """
-        step = self.length - overlap - self._tokenizer.num_special_tokens_to_add(False)
+        marks = self._tokenizer.num_special_tokens_to_add(False)
+        if longest <= marks:
+            raise ValueError(
+                f"texts are read up to a length of {marks + 1} at least, marks included, not "
+                f"{longest}"
+            )
+        step = self.length - overlap - marks
         if overlap < 0 or step < 1:
             raise ValueError(
                 f"windows of {self.length} tokens overlap in 0 to {self.length - 1} of them, less "
                 f"their marks, not in {overlap}"
             )
         most = 1 + max(0, -(-(longest - self.length) // step))
+        left = longest - (most - 1) * step  # for the last one
         wide = Backend.from_str(self._tokenizer.to_str())
         wide.enable_truncation(self.length, stride=overlap)
-        return [
-            [part.ids or [self.unknown] for part in (encoding, *encoding.overflowing)][:most]
-            for encoding in wide.encode_batch(list(texts))
-        ]
+        found = []
+        for encoding in wide.encode_batch(list(texts)):
+            parts = [encoding, *encoding.overflowing][:most]
+            ids = [part.ids or [self.unknown] for part in parts]
+            if len(parts) == most and len(ids[-1]) > left:
+                ids[-1] = _cropped(parts[-1], left)
+            found.append(ids)
+        return found
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """The tokens of these ids, as they stand in the vocabulary."""
@@ -173,6 +184,13 @@ class Tokenizer:
         ids = np.full(mask.shape, self.padding, dtype=np.int32)
         ids[mask] = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=lengths.sum())
         return {"input_ids": ids, "attention_mask": mask}
+
+
+def _cropped(window: Any, length: int) -> list[int]:
+    """The first tokens of a window, and its marks."""
+    own = [place for place, mark in enumerate(window.special_tokens_mask) if not mark]
+    gone = set(own[length - (len(window.ids) - len(own)) :])
+    return [token for place, token in enumerate(window.ids) if place not in gone]
 
 
 def check_processing(tokenizer: Backend) -> None:

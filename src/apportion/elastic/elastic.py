@@ -111,7 +111,7 @@ class Elastic(nn.Module):
             raise ValueError(f"a floor is a whole number of units, not {floor!r}")
         smallest = check_budget(1.0 if lowest is None else lowest)
         # Complains of a floor that a layer does not have, or that the smallest budget can't pay.
-        self._buy(smallest, floor)
+        self.bought(smallest, floor)
         self._form, self.floor = form, floor
         self.lowest = None if lowest is None else smallest
         return self
@@ -197,7 +197,7 @@ class Elastic(nn.Module):
         floor = self.floor if floor is None else floor
         if self.gates.a.is_meta:
             raise ValueError("a model on the meta device has no weights to choose its units by")
-        kept = self._buy(budget, floor)
+        kept = self.bought(budget, floor)
         return self.on_fewer(kept, self.frontier.schedule(budget)) if self.frontier else kept
 
     def on_fewer(self, kept: Allocation, schedule: Schedule) -> Allocation:
@@ -206,8 +206,8 @@ class Elastic(nn.Module):
         sites = on_fewer_tokens(on_first_token(sites) if self.first_token else sites, schedule)
         return kept.shortened(schedule, units_of(sites, self.length).costs)
 
-    def _buy(self, budget: float, floor: int) -> Allocation:
-        """The units of a budget, or of the width that it buys."""
+    def bought(self, budget: float, floor: int) -> Allocation:
+        """The units of a budget or of the width that it buys; it may be below the smallest one."""
         width = self.frontier.width(budget) if self.frontier else budget
         return allocate(self.gates.scores(width), self.units, budget=width, floor=floor)
 

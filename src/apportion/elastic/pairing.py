@@ -54,10 +54,18 @@ def check_all_tokens(model: Elastic, done: str) -> None:
 
 
 def default_frontier(
-    model: Elastic, axis: str = "both", *, budgets: Sequence[float] = PAIRED_AT
+    model: Elastic,
+    axis: str = "both",
+    *,
+    budgets: Sequence[float] = PAIRED_AT,
+    crop: bool = True,
+    by_position: bool = False,
 ) -> Frontier:
-    """A frontier by rule: length pays the cube root of a budget, and width the rest; or all."""
-    pairs = _Pairs(model, axis)
+    """A frontier by rule: length pays the cube root of a budget, and width the rest; or all.
+
+    Without a crop, the first layer reads all tokens.
+    """
+    pairs = _Pairs(model, axis, crop=crop, by_position=by_position)
     found: list[tuple[float, float, Schedule]] = [(1.0, 1.0, Schedule.everything(pairs.layers))]
     for budget in _down(budgets):
         share = budget if axis == "length" else budget**_ROOT
@@ -80,6 +88,8 @@ def find_frontier(
     *,
     axis: str = "both",
     budgets: Sequence[float] = PAIRED_AT,
+    crop: bool = True,
+    by_position: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Elastic, dict[str, Any]]:
     """A nested model with the frontier that measuring on rows of a split found, and what it took.
@@ -87,7 +97,7 @@ def find_frontier(
     Labels are not used. The given model is left alone.
     """
     started = time.perf_counter()
-    pairs = _Pairs(model, axis)
+    pairs = _Pairs(model, axis, crop=crop, by_position=by_position)
     rows = split.take(torch.arange(len(split))[:_ROWS])
     run = _Measuring(pairs, rows)
     found: list[tuple[float, float, Schedule]] = [(1.0, 1.0, Schedule.everything(pairs.layers))]
@@ -106,8 +116,10 @@ def find_frontier(
         found.append((budget, width, schedule))
         if progress:
             progress(number, len(todo))
-    made = copy.deepcopy(model).shortened(_frontier(found))
+    frontier = _frontier(found)
+    made = copy.deepcopy(model).shortened(frontier)
     facts = {
+        "frontier": frontier.to_dict()["points"],  # budget, width, share of each layer
         "frontier_rows": len(rows),
         "frontier_passes": round(run.passes),  # of a row through the whole model
         "frontier_apart": apart,  # divergence from the whole model
@@ -129,13 +141,16 @@ def _frontier(found: Sequence[tuple[float, float, Schedule]]) -> Frontier:
 class _Pairs:
     """Pairs of width and schedule, by what they cost."""
 
-    def __init__(self, model: Elastic, axis: str) -> None:
+    def __init__(
+        self, model: Elastic, axis: str, *, crop: bool = True, by_position: bool = False
+    ) -> None:
         if check_axis(axis) == "width":
             raise ValueError("a frontier has length on its axis: length, or both")
         if model.form != "nested":
             raise ValueError("only a nested model can drop tokens by its budget; `nested()`")
         check_first_token(model.model)
         self.model, self.axis = model, axis
+        self.crop, self.by_position = crop, by_position
         self.layers = model.units.layers
         # The smallest share that names as many tokens as a layer reads at least.
         self.least = min(1.0, -(-LEAST * 1000 // model.length) / 1000)
@@ -173,19 +188,25 @@ class _Pairs:
 
     def shape(self, last: float, crop: float = 1.0, start: int = 0) -> Schedule:
         """Layers up to `start` read a crop; after it, shares fall by one factor to the last."""
-        crop = min(1.0, max(crop, self.least))
+        crop = min(1.0, max(crop, self.least)) if self.crop else 1.0
         last = min(crop, max(last, self.least))
         steps = max(1, self.layers - 1 - start)
         return Schedule(
             tuple(
                 crop * (last / crop) ** (max(0, layer - start) / steps)
                 for layer in range(self.layers)
-            )
+            ),
+            self.by_position,
         )
 
     def cropped(self, last: float, steep: float) -> Schedule:
         """Shares that fall by one factor to the last, from a crop that is the narrower with it."""
         return self.shape(last, self.least + steep * (last - self.least))
+
+    def scaled(self, factor: float, given: Schedule) -> Schedule:
+        """A schedule with every share times a factor, but for a first one that is no crop."""
+        first, *others = (max(self.least, factor * share) for share in given.shares)
+        return Schedule((first if self.crop else 1.0, *others), self.by_position)
 
     def longest(self, share: float, of_last: Callable[[float], Schedule]) -> Schedule:
         """The longest of some schedules whose cost, with all units, is at most a share."""
@@ -207,6 +228,8 @@ class _Pairs:
                 for crop in (*_CROPS, *_NARROW)
                 for start in starts
             ]
+            # What a larger budget took may be so steep that no shape stays below it.
+            shapes.append(self.longest(budget, partial(self.scaled, given=longest)))
         else:
             shapes = [
                 self.shape(last, crop, start)

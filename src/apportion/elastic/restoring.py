@@ -32,7 +32,7 @@ from apportion.models.configs import build
 from apportion.models.encoder import EncoderConfig
 from apportion.models.readout import reads_first_token
 from apportion.models.reloading import RECORD
-from apportion.models.sites import find_sites
+from apportion.models.sites import encoder_path, find_sites
 from apportion.models.sizes import CONFIG, WEIGHTS, check_sizes, difference
 from apportion.models.surgery import cut
 from apportion.tensor_files import Shape, read_shapes, read_tensors
@@ -208,7 +208,8 @@ def _restore_elastic(plain: nn.Module, manifest: Mapping[str, Any], folder: Path
 def _shortened_as(kept: Allocation, model: nn.Module, manifest: Mapping[str, Any]) -> Allocation:
     """What was kept, on the tokens that the layers of the model read."""
     shares = {site.layer: site.share for site in find_sites(model, block=1)}
-    schedule = Schedule(tuple(shares.values()))
+    by_position = getattr(model.get_submodule(encoder_path(model)), "by_position", False)
+    schedule = Schedule(tuple(shares.values()), by_position)
     if "short_units" not in manifest:
         if not schedule.is_whole:
             raise ValueError("the model drops tokens, and its manifest does not say at what cost")

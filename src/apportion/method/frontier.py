@@ -79,17 +79,22 @@ class Frontier:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON: `[budget, width, [share of each layer]]` for each budget."""
         points = zip(self.budgets, self.widths, self.schedules, strict=True)
-        return {"points": [[budget, width, list(s.shares)] for budget, width, s in points]}
+        by_position = any(schedule.by_position for schedule in self.schedules)
+        return {
+            "points": [[budget, width, list(s.shares)] for budget, width, s in points],
+            **({"by_position": True} if by_position else {}),
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Frontier:
         """The inverse of `to_dict`."""
         try:
             points = [(budget, width, tuple(shares)) for budget, width, shares in data["points"]]
+            by_position = bool(data.get("by_position", False))
         except (KeyError, TypeError, ValueError):
             raise ValueError("a frontier has points of budget, width and shares") from None
         return cls(
             tuple(budget for budget, _, _ in points),
             tuple(width for _, width, _ in points),
-            tuple(Schedule(shares) for _, _, shares in points),
+            tuple(Schedule(shares, by_position) for _, _, shares in points),
         )

@@ -19,10 +19,12 @@ class Schedule:
     """The share of a text's tokens that each layer reads, the first layer's first.
 
     Shares never rise from layer to layer. The first one crops the text; every other one says how
-    many tokens go on after the layer before. They are rounded to thousandths.
+    many tokens go on after the layer before. They are rounded to thousandths. Those that token 0
+    attends to most go on or, by position, those that stand first.
     """
 
     shares: tuple[float, ...]
+    by_position: bool = False
 
     def __post_init__(self) -> None:
         if not self.shares:
@@ -40,6 +42,7 @@ class Schedule:
                     f"after {before:g}"
                 )
         object.__setattr__(self, "shares", tuple(round(share, 3) for share in self.shares))
+        object.__setattr__(self, "by_position", self.by_position and not self.is_whole)
 
     @classmethod
     def everything(cls, layers: int) -> Schedule:
@@ -67,7 +70,8 @@ class Schedule:
     def towards(self, other: Schedule, way: float) -> Schedule:
         """The schedule at a share of the way to another one."""
         pairs = zip(self.shares, other.shares, strict=True)
-        return Schedule(tuple(mine + way * (theirs - mine) for mine, theirs in pairs))
+        shares = tuple(mine + way * (theirs - mine) for mine, theirs in pairs)
+        return Schedule(shares, self.by_position or other.by_position)
 
 
 def kept_tokens(count: int, share: float) -> int:

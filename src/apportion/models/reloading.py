@@ -88,6 +88,8 @@ def _record(
         stays[site.kind], of[site.kind] = kept, count
     if allocation.schedule is not None:
         record["shares"] = list(allocation.schedule.shares)
+        if allocation.schedule.by_position:
+            record["by_position"] = True
     return record
 
 
@@ -170,7 +172,7 @@ def _kept(model: nn.Module, record: Mapping[str, Any]) -> Allocation:
         kept = Allocation.from_dict(units_of(counted, _LENGTH), record["kept"])
         if "shares" not in record:
             return kept
-        schedule = Schedule(tuple(record["shares"]))
+        schedule = Schedule(tuple(record["shares"]), record.get("by_position", False))
         if len(schedule.shares) != kept.units.layers:
             raise ValueError(
                 f"the config has {len(schedule.shares)} shares of tokens for "

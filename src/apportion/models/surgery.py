@@ -51,7 +51,8 @@ def view(
 
 def _shorten(model: nn.Module, schedule: Schedule | None) -> None:
     if schedule is not None and not schedule.is_whole:
-        shorten(model.get_submodule(encoder_path(model)), schedule.shares)
+        encoder = model.get_submodule(encoder_path(model))
+        shorten(encoder, schedule.shares, by_position=schedule.by_position)
 
 
 def _twin(module: nn.Module, path: str, own: Collection[str]) -> nn.Module:

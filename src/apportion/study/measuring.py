@@ -17,7 +17,6 @@ from apportion.data.task import Split, Task
 from apportion.elastic.checkpoint import Checkpoint, load, save, weights_digest
 from apportion.elastic.elastic import Elastic, plain_of
 from apportion.elastic.evaluation import Outcome, Point, evaluate, is_monotone, sweep, swept_forms
-from apportion.method.allocation import allocate
 from apportion.method.units import Allocation
 from apportion.models.compute import count_parameters
 from apportion.models.encoder import Encoder
@@ -193,15 +192,17 @@ def _measure_gates(
     found.append(records.MonotoneRecord(**stage.names, monotone=is_monotone(points)))
     with torch.no_grad():
         for budget in sorted({*stage.budgets, *_RANKED_AT, 1.0}):
-            # Enough digits to rank gates that hardly moved.
-            z = [round(value, 8) for value in model.gates(budget).tolist()]
-            # Where rankings are compared may lie below what the model was made for.
-            scores = model.gates.scores(budget)
-            kept = allocate(scores, model.units, budget=budget, floor=model.floor)
-            found.append(
-                records.GatesRecord(**stage.names, budget=budget, z=z, kept=kept.to_dict())
-            )
+            found.append(_gates_at(stage, model, budget))
     return found
+
+
+def _gates_at(stage: Stage, model: Elastic, budget: float) -> records.GatesRecord:
+    """The gates at a budget, and the units that it keeps."""
+    # Enough digits to rank gates that hardly moved.
+    z = [round(value, 8) for value in model.gates(budget).tolist()]
+    # Where rankings are compared may lie below what the model was made for.
+    kept = model.bought(budget, model.floor)
+    return records.GatesRecord(**stage.names, budget=budget, z=z, kept=kept.to_dict())
 
 
 def _points(stage: Stage, points: Sequence[Point]) -> list[records.Record]:

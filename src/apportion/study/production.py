@@ -131,13 +131,13 @@ def _paired(
     progress: Callable[[Tick], None] | None,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """A trained model and what it took; where budgets drop tokens, with a frontier measured now."""
-    facts, axis = _facts_of(fitted), stage.recipe.axis
-    if axis == "width":
+    facts = _facts_of(fitted)
+    if stage.recipe.axis == "width":
         return fitted.model, facts
     model, took = find_frontier(
         check_elastic(fitted.model),
         task.train,
-        axis=axis,
+        **stage.recipe.tokens,
         budgets=paired_at(stage.recipe.lowest),
         progress=partial(telling(progress), "frontier"),
     )

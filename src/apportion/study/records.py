@@ -77,7 +77,7 @@ class StageRecord(TracedRecord):
     ] = ABSENT
     weights: Annotated[str, "digest of the weights; a baseline has none"] = ABSENT
     parameters: Annotated[int, "of the plain model, without gates"] = ABSENT
-    training: Annotated[dict[str, Any] | None, "epochs, the best one, seconds, processes"]
+    training: Annotated[dict[str, Any] | None, "epochs, the best one, seconds, processes, frontier"]
     threads: Annotated[int, "torch threads"]
     seconds: Annotated[float, "the whole stage took, measuring included"] = ABSENT
 

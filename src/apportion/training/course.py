@@ -80,7 +80,7 @@ def train(
         made, _ = find_frontier(
             made,
             task.train,
-            axis=learning.axis,
+            **learning.tokens,
             budgets=paired_at(learning.lowest),
             progress=partial(telling(progress), "frontier"),
         )

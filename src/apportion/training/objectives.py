@@ -34,7 +34,7 @@ def copy_for(model: nn.Module, recipe: Recipe) -> nn.Module:
         copied.made_for(recipe.form, recipe.floor, lowest=recipe.lowest)
     if recipe.axis != "width" and copied.frontier is None:
         budgets = paired_at(recipe.lowest)
-        copied.shortened(default_frontier(copied, recipe.axis, budgets=budgets))
+        copied.shortened(default_frontier(copied, **recipe.tokens, budgets=budgets))
     return copied  # type: ignore[no-any-return]
 
 

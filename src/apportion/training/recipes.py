@@ -60,6 +60,8 @@ class Recipe:
     whole: float = 0.15  # how often a step of one budget takes the highest
     rooted: bool = False  # √KL in place of KL, where views are learned: near answers count for more
     axis: str = "width"  # what budgets of a nested model buy: units, tokens (length), or both
+    crop: bool = True  # whether small budgets leave out tokens before the first layer
+    drop_by: str = "attention"  # what lets a token go on: token 0's "attention", or its "position"
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
@@ -103,6 +105,10 @@ class Recipe:
                 f"axis {self.axis!r} drops tokens: objective 'nested', and no hidden states, which "
                 "are of all tokens"
             )
+        if self.drop_by not in ("attention", "position"):
+            raise ValueError(f"drop_by is attention or position, not {self.drop_by!r}")
+        if self.axis == "width" and not (self.crop and self.drop_by == "attention"):
+            raise ValueError("crop and drop_by are of tokens: they need axis 'length' or 'both'")
         if self.noisy_teacher and not self.word_dropout:
             raise ValueError("noisy_teacher needs word_dropout, or there is no noise")
         if not 0.0 <= self.whole <= 0.85:
@@ -115,6 +121,12 @@ class Recipe:
     def form(self) -> Form | None:
         """The form that it makes an elastic model for; none, if it trains plain ones."""
         return TRAINED_FORMS[self.objective]
+
+    @property
+    def tokens(self) -> dict[str, Any]:
+        """How its budgets drop tokens, as `find_frontier` takes it."""
+        by_position = self.drop_by == "position"
+        return {"axis": self.axis, "crop": self.crop, "by_position": by_position}
 
     @property
     def lowest(self) -> float:
@@ -152,7 +164,7 @@ class Recipe:
 _LATER = (
     *("word_dropout", "noisy_teacher", "hidden", "samples"),
     *("readout_rate", "one_budget", "views", "calibrated", "dropout", "average", "axis"),
-    *("whole", "rooted"),
+    *("whole", "rooted", "crop", "drop_by"),
 )
 
 

@@ -9,9 +9,10 @@ documents are tested on others in a fixed order, by exact tails.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import islice
+from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ ROWS = 3000  # documents that are used: a third of them to tune with
 _OVERLAP = 8  # one token in so many is read twice, if nobody says
 _STEPS = 40  # thresholds that are tested, the safest first
 _CHUNK = 256  # documents that are taken at a time
+_SLACK = 1e-9  # of a product of two numbers that are meant exactly
 
 Documents = Sequence[Sequence[Sequence[int]]]  # windows of ids
 
@@ -67,6 +69,41 @@ def read_documents(
         read[here] += 1
     assert pooled is not None, "there are documents, and each has a window"
     return pooled, read
+
+
+def read_within(
+    runtime: Runtime, documents: Documents, *, budget: float, batch: int = 32
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """What `read_documents` returns, of as many windows of each document as its budget pays for."""
+    runtime.level_of(budget)  # complains of one that pays for no level
+    at_level: dict[float, dict[int, list[Sequence[int]]]] = {}
+    for number, document in enumerate(documents):
+        levels = levels_of_windows(runtime, budget * len(document))
+        for level, window in zip(levels, document, strict=False):
+            at_level.setdefault(level, {}).setdefault(number, []).append(window)
+    total = np.zeros((len(documents), len(runtime.classes)))
+    weight, read = np.zeros(len(documents)), np.zeros(len(documents), np.int64)
+    for level, parts in at_level.items():
+        here, model = list(parts), partial(runtime, budget=level)
+        likely, found = read_documents(model, runtime.tokenizer, list(parts.values()), batch=batch)
+        tokens = np.array([sum(map(len, part)) for part in parts.values()], float)
+        total[here] += likely * tokens[:, None]
+        weight[here] += tokens
+        read[here] += found
+    return total / weight[:, None], read
+
+
+def levels_of_windows(runtime: Runtime, paid: float) -> Iterator[float]:
+    """The level of each window that is read, where a whole one costs 1.
+
+    The first ones at the highest level, the next at the highest that the rest pays for. So more
+    budget never lowers the level of a window.
+    """
+    for number in count():
+        rest = paid - number * runtime.levels[-1]
+        if rest + _SLACK < runtime.levels[0]:
+            return
+        yield runtime.level_of(min(1.0, rest))
 
 
 def _stages(
@@ -105,20 +142,19 @@ def _stages(
 
 
 def predict_documents(
-    model: Answering,
+    read: Callable[[Documents], tuple[NDArray[np.float64], NDArray[np.int64]]],
     words: Tokenizer,
     classes: Sequence[str],
     rows: Iterable[Row | BadRow],
     *,
     longest: int,
     overlap: int,
-    threshold: float | None = None,
-    batch: int = 32,
     told: dict[str, int] | None = None,
 ) -> Iterator[Prediction | BadRow]:
     """A prediction for each document, in order; rows that could not be read pass through.
 
-    `told` counts documents, their windows, and the windows that were read.
+    `read` is `read_documents` or `read_within`, of windows alone. `told` counts documents, their
+    windows, and the windows that were read.
     """
     stream = iter(rows)
     while group := list(islice(stream, _CHUNK)):
@@ -126,12 +162,12 @@ def predict_documents(
         answers: Iterator[list[float]] = iter(())
         if texts:
             documents = words.windows(texts, longest=longest, overlap=overlap)
-            likely, read = read_documents(model, words, documents, threshold=threshold, batch=batch)
+            likely, windows = read(documents)
             answers = iter(likely.tolist())
             if told is not None:
                 told["documents"] = told.get("documents", 0) + len(texts)
                 told["windows"] = told.get("windows", 0) + sum(map(len, documents))
-                told["read"] = told.get("read", 0) + int(read.sum())
+                told["read"] = told.get("read", 0) + int(windows.sum())
         for row in group:
             if isinstance(row, BadRow):
                 yield row
@@ -219,18 +255,20 @@ def certify_reading(
         texts, runtime, epsilon=epsilon, delta=delta, rows=rows, seed=seed, kind="documents"
     )
     tuned = len(chosen) // 3
+    documents = words.windows(chosen, longest=longest, overlap=overlap)
+    if max(map(len, documents)) == 1:
+        raise ValueError(
+            f"no document has more than one window of {words.length} tokens, so there is nothing "
+            "to leave unread; certify without a length, or give longer documents"
+        )
 
     def model(**inputs: NDArray[Any]) -> NDArray[np.float32]:
         return runtime(**inputs, budget=level)
 
-    def watched(part: Sequence[str]) -> _Watched:
-        documents = words.windows(part, longest=longest, overlap=overlap)
-        return _watch(model, words, documents, batch)
-
-    early = watched(chosen[:tuned]).early
+    early = _watch(model, words, documents[:tuned], batch).early
     cuts = np.quantile(early, np.linspace(1.0, 0.0, _STEPS)) if len(early) else np.array([])
     path = [None, *dict.fromkeys(float(cut) for cut in cuts if cut > 0.0)]
-    seen = watched(chosen[tuned:])
+    seen = _watch(model, words, documents[tuned:], batch)
     wrong = [seen.ends(threshold)[1] for threshold in path]
     last = last_certified(binomial_tail(wrong, len(seen.count), epsilon), delta)
     assert last is not None, "reading everything never disagrees, and there are rows enough"

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from apportion.elastic.elastic import Elastic
 from apportion.models.readout import read_first_token
+from apportion.models.shortening import own_tokens
 from apportion.models.sites import Site, find_sites
 from apportion.models.surgery import view
 from apportion.serving.runtime.rounding import Scale, Seen, choose_scale
@@ -103,11 +104,11 @@ def _watching(
     tokens: int,
 ) -> Iterator[None]:
     """Tells the watches what their layers are given in a call; padding does not count."""
-    real = mask.bool()
 
     def telling(watch: _Watch) -> Any:
         def tell(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            states = args[0]
+            states, own = args[0], own_tokens()
+            real = mask.bool() if own is None else own
             states = states[real] if states.shape[:2] == real.shape else states.flatten(0, 1)
             if states.numel():
                 watch.see(states.float(), tokens)

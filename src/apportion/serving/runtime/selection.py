@@ -50,6 +50,11 @@ class Selection:
 
     def __init__(self, graph: Levels, schedules: Sequence[Schedule | None], layers: int) -> None:
         self.graph, self.constant = graph, graph.names.constant
+        if any(schedule and schedule.by_position for schedule in schedules):
+            raise ValueError(
+                "the model drops tokens by their position, which is there to be compared with and "
+                "is not exported; train it with drop_by = 'attention'"
+            )
         whole = Schedule.everything(layers)
         self.parts = [
             [parts_of((schedule or whole).shares[layer]) for schedule in schedules]
