@@ -158,8 +158,19 @@ def test_few_texts_are_shown_in_many_views(given, fast):
 def test_time_bounds_the_views(given, fast, monkeypatch):
     model, task, whole = given
     monkeypatch.setattr(room, "_seconds_per_row", lambda whole, split: 0.01)
-    _, facts = tune(model, task, whole, seconds=0.01 * room._PASSES * 300)
-    assert facts["tuned"]["rows"] == pytest.approx(300, abs=1)
+    chosen = []
+    inside = room.apart
+    monkeypatch.setattr(
+        room,
+        "apart",
+        lambda model, split, **rest: chosen.append(split) or inside(model, split, **rest),
+    )
+    rows, fewest = 300, room._FEWEST_CHOOSING
+    assert len(task.validation) > fewest
+    passes = room._PASSES * rows + room._CHOOSING_PASSES * fewest
+    _, facts = tune(model, task, whole, seconds=0.01 * passes)
+    assert facts["tuned"]["rows"] == pytest.approx(rows, abs=1)
+    assert {len(split) for split in chosen} == {fewest}, "what chooses takes time, too"
     same, facts = tune(model, task, whole, seconds=0.01 * room._PASSES * 100)
     assert same is model and facts == {"tuned": {"rows": 0}}, "too little to be worth its while"
 

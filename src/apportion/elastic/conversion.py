@@ -132,7 +132,8 @@ def convert(
     if tuned is not None:
         elastic, told = tuned(elastic, replace(task, validation=choosing or task.train), given)
         facts |= told
-    if vouching is not None and (repaired or tuned is not None):
+    as_at_first = settings.get("shares") == ()  # when nothing was held out
+    if vouching is not None and (repaired or tuned is not None) and not as_at_first:
         budgets = settings.get("budgets", REPAIRED_AT)
         vouched = vouch(elastic, vouching, whole=given, budgets=budgets, agreement=agreement)
         facts["vouched"] = vouched

@@ -69,9 +69,11 @@ class Schedule:
 
     def towards(self, other: Schedule, way: float) -> Schedule:
         """The schedule at a share of the way to another one."""
-        pairs = zip(self.shares, other.shares, strict=True)
-        shares = tuple(mine + way * (theirs - mine) for mine, theirs in pairs)
-        return Schedule(shares, self.by_position or other.by_position)
+        shares: list[float] = []
+        for mine, theirs in zip(self.shares, other.shares, strict=True):
+            share = mine + way * (theirs - mine)
+            shares.append(min(share, *shares[-1:]))  # neither rises, but rounding might
+        return Schedule(tuple(shares), self.by_position or other.by_position)
 
 
 def kept_tokens(count: int, share: float) -> int:
