@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import logging
 import os
@@ -117,6 +118,10 @@ class _Lifetime:
             f"({model.identity.get('runtime', '')}, {setting.workers} workers)"
         )
         _tell_promise(model, self.tell)
+        # What is there now stays: a collection that looked through all of it would stop every
+        # thread for tens of milliseconds.
+        gc.collect()
+        gc.freeze()
         try:
             server.run(sockets=[self.bound])
         finally:

@@ -7,6 +7,7 @@ not. So this is as little as will do: plain sockets, and answers kept as bytes u
 
 from __future__ import annotations
 
+import gc
 import os
 import selectors
 import socket
@@ -185,7 +186,24 @@ def _parse(head: bytes) -> tuple[int, dict[str, str]]:
 
 @contextmanager
 def in_front() -> Iterator[None]:
-    """Lets this thread run before others where it may: clients of a busy machine come late."""
+    """Lets this thread run before others where it may: clients of a busy machine come late.
+
+    Nor does it stop to look for garbage, of which there is little.
+    """
+    collected = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        with _at_once():
+            yield
+    finally:
+        if collected:
+            gc.enable()
+
+
+@contextmanager
+def _at_once() -> Iterator[None]:
+    """With a priority before all usual threads, where the system has one to give."""
     if not hasattr(os, "sched_setscheduler"):
         yield
         return
