@@ -84,7 +84,8 @@ class Wire:
         """Writes a message to a connection that is free, or to a new one."""
         now = time.monotonic()
         while self._free:
-            one = self._free.pop()
+            # The one that rested longest: so none grows old, to be hung up on in the next burst.
+            one = self._free.pop(0)
             if now - one.used < _IDLE and _write(one.line, message):
                 break
             self._hang_up(one)
