@@ -62,6 +62,15 @@ class Asked:
         """Lets them go on."""
         os.killpg(self.group, signal.SIGCONT)
 
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Lets its processes run for a while."""
+        self.wake()
+        try:
+            yield
+        finally:
+            self.rest()
+
     def connect(self) -> http.client.HTTPConnection:
         """A connection that stays open."""
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
