@@ -132,6 +132,32 @@ def test_a_drain_lowers_budgets_so_that_the_queue_fits(started):
     assert min(one.request.rows[0].level for one in ended) < 0.5
 
 
+def test_the_end_does_not_move_while_texts_are_encoded(started):
+    gate = threading.Event()
+
+    class Slow:
+        length = 128
+
+        def __init__(self, words):
+            self.words, self.pad_arrays = words, words.pad_arrays
+
+        def encode(self, texts):
+            assert gate.wait(20)
+            return self.words.encode(texts)
+
+    engine, ends = started(), Ends()
+    engine.queue.model = replace(engine.queue.model, tokenizer=Slow(engine.queue.model.tokenizer))
+    engine.ask(ticket(engine, ends))
+    told = engine.queue.clock()
+    engine.drain(10.0)
+    time.sleep(0.2)
+    gate.set()
+    ends.wait_for(1)
+    while engine.queue.end is None:
+        time.sleep(0.001)
+    assert 9.0 < engine.queue.end - told < 10.0
+
+
 def test_a_text_that_breaks_the_tokenizer_spoils_no_other_request(started):
     class Touchy:
         length = 128

@@ -28,6 +28,7 @@ from apportion.serving.server.terms import Capacity, Config, Refusal, Terms
 _STUCK = 60.0  # seconds that no batch should take
 _PENDING = 50_000_000  # characters that may wait to be encoded
 _MOST_WORKERS = 16
+_PLANNED = 0.95  # of the grace period: the rest is for answers on their way
 _REPLY = 0.002  # seconds for an answer to be written, sent and read, on one machine
 
 
@@ -108,11 +109,12 @@ class ServingEngine:
     def drain(self, grace: float) -> None:
         """Takes nothing more, and lowers budgets so that the queue is empty within the grace.
 
-        Texts that were taken already are encoded first: the grace stands in line behind them.
+        Texts that were taken already are encoded first: the end stands in line behind them, and
+        does not move meanwhile.
         """
         with self._lock:
             self.closing = True
-        self._texts.put(float(grace))
+        self._texts.put(self.queue.clock() + _PLANNED * grace)
 
     def is_idle(self) -> bool:
         """Whether everybody has had an answer."""
@@ -158,8 +160,8 @@ class ServingEngine:
             tickets = [one for one in waiting if isinstance(one, Ticket)]
             for model in dict.fromkeys(ticket.model for ticket in tickets):
                 self._encode_for(model, [one for one in tickets if one.model is model])
-            for grace in (one for one in waiting if isinstance(one, float)):
-                self.queue.drain(grace)
+            for end in (one for one in waiting if isinstance(one, float)):
+                self.queue.drain(max(0.0, end - self.queue.clock()))
             if None in waiting:
                 break
 
