@@ -72,7 +72,7 @@ class Schedule:
         shares: list[float] = []
         for mine, theirs in zip(self.shares, other.shares, strict=True):
             share = mine + way * (theirs - mine)
-            shares.append(min(share, *shares[-1:]))  # neither rises, but rounding might
+            shares.append(min([share, *shares[-1:]]))  # neither rises, but rounding might
         return Schedule(tuple(shares), self.by_position or other.by_position)
 
 
