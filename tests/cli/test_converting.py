@@ -9,6 +9,7 @@ from commands import run
 from pretrained import write_classifier
 from texts import CLUES, folder, rows, write
 
+from apportion.cli.running import made_in_words
 from apportion.elastic.checkpoint import load
 
 
@@ -94,3 +95,8 @@ def test_with_labels_the_range_stands_in_the_checkpoint_and_lower_budgets_in_the
         and told["rows"] >= 200
         and made.elastic.lowest == told.get("from", 1.0)
     )
+
+
+def test_tuning_that_had_no_time_is_said():
+    assert "tuning:     none: 256 views" in made_in_words({"tuned": {"rows": 0}})
+    assert made_in_words({}) == ""

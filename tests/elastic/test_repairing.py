@@ -306,7 +306,9 @@ def test_a_part_that_is_not_called_is_named(encoder, task):
         run_up_to(encoder, "unused", {"input_ids": task.test.inputs["input_ids"]})
 
 
-def test_a_repair_tries_no_more_weightings_than_its_time_allows(encoder, task, monkeypatch):
+@pytest.fixture
+def tried(monkeypatch):
+    """The weightings that repairs try, as they try them."""
     tried = []
     fit_all = repairing._Run.fit
 
@@ -315,6 +317,10 @@ def test_a_repair_tries_no_more_weightings_than_its_time_allows(encoder, task, m
         return fit_all(run, weighting, *others)
 
     monkeypatch.setattr(repairing._Run, "fit", noted)
+    return tried
+
+
+def test_a_repair_tries_no_more_weightings_than_its_time_allows(encoder, task, tried):
     repair(nested_of(encoder), task.train, rows=32, seconds=1e-6)
     assert tried == [repairing.WEIGHTINGS[0]]
     tried.clear()
@@ -323,16 +329,8 @@ def test_a_repair_tries_no_more_weightings_than_its_time_allows(encoder, task, m
 
 
 def test_where_one_is_enough_no_weighting_is_tried_after_one_that_was_taken(
-    encoder, task, monkeypatch
+    encoder, task, tried, monkeypatch
 ):
-    tried = []
-    fit_all = repairing._Run.fit
-
-    def noted(run, weighting, *others):
-        tried.append(weighting)
-        return fit_all(run, weighting, *others)
-
-    monkeypatch.setattr(repairing._Run, "fit", noted)
     _, facts = repair(nested_of(encoder), task.train, rows=32, until_taken=True)
     taken = facts["repair_weighting"]
     assert tried[-1] == taken if taken else tried == list(repairing.WEIGHTINGS)

@@ -24,6 +24,7 @@ from apportion.study.experiment import Experiment
 from apportion.study.presets import Preset
 from apportion.study.report.budget_tables import budget_table
 from apportion.study.report.terminal import show
+from apportion.training.tuning import FEWEST as FEWEST_VIEWS
 
 
 def make(preset: Preset, into: Path, as_json: bool) -> None:
@@ -55,6 +56,11 @@ def made_in_words(facts: Mapping[str, Any]) -> str:
             f"tuning:     {tuned['rows']:,} views learned from, {tuned['share']:.0%} of the way "
             f"taken; distance from the whole model {tuned['before']:.2f} before, "
             f"{tuned['after']:.2f} after"
+        )
+    elif tuned:
+        said.append(
+            f"tuning:     none: {FEWEST_VIEWS} views at least are worth it, and fewer were asked "
+            "for or had time"
         )
     if "vouched" in facts:
         said.append(_vouched_in_words(facts["vouched"]))
