@@ -182,6 +182,8 @@ MEANINGS = {
     ("claim", "at_most"): "Upper bound.",
     ("claim", "every_above"): "A bound that each seed has to pass, whatever the statistic.",
     ("claim", "cost_at_most"): "Bound on the cost at which an accuracy is claimed.",
+    ("claim", "surely"): "Whether all of a difference's interval, and not its mean alone, has to "
+    "lie within the bounds; needs answers that were kept.",
     ("extra", ""): "every installation",
     ("extra", "onnx"): "running an exported folder",
     ("extra", "cli"): "the command `apportion`",

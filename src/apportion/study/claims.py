@@ -78,6 +78,7 @@ class Claim:
     at_most: float | None = None
     every_above: float | None = None  # that each seed has to pass, whatever the statistic
     cost_at_most: float | None = None  # of an accuracy that is claimed at a cost
+    surely: bool = False  # all of a difference's interval by rows, and not its mean alone
 
 
 def check_claim(claim: Claim, where: str) -> Claim:
@@ -100,4 +101,9 @@ def check_claim(claim: Claim, where: str) -> Claim:
         raise ValueError(f"a claim of {where} needs against for an overlap: {claim.says}")
     if claim.cost_at_most is not None and claim.measure != "accuracy":
         raise ValueError(f"a claim of {where} has cost_at_most without accuracy: {claim.says}")
+    if claim.surely and (not claim.against or claim.measure != "accuracy" or claim.ratio):
+        raise ValueError(
+            f"a claim of {where} asks for all of an interval (surely), and is no difference of "
+            f"accuracies: {claim.says}"
+        )
     return claim

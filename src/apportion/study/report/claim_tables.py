@@ -37,8 +37,8 @@ def judge(
 ) -> Verdict:
     """Whether a claim holds in the records of a study; part of the runs prove nothing.
 
-    A difference of accuracies is judged by the rows of both sides where their answers were kept:
-    then all of its interval has to lie within the claim's bounds.
+    It is judged by the mean over seeds. A difference of accuracies that has to hold `surely` is
+    judged by the rows of both sides: all of its interval has to lie within the claim's bounds.
     """
     if claim.untested:
         return Verdict(claim, UNTESTED, claim.untested)
@@ -60,8 +60,10 @@ def judge(
     values = [_compared(claim, *pair) for pair in pairs] or list(mine.values())
     holds, here = _within(claim, values, pairs), _words(own, other, values, pairs)
     by_rows = _by_rows(own, other, answers)
+    if claim.surely and by_rows is None:
+        return Verdict(claim, UNTESTED, "the answers to its rows were not kept")
     if by_rows is not None:
-        holds = holds and _all_within(claim, by_rows)
+        holds = holds and (_all_within(claim, by_rows) or not claim.surely)
         here += f", by seed {by_rows.seeds}" * bool(by_rows.seeds)
     if claim.cost_at_most is not None:
         costs = list(MEASURES["cost"].by_seed(own).values())
@@ -213,8 +215,9 @@ HOW_JUDGED = (
     "and its processor; two are compared only if one run timed both."
 )
 _HOW_JUDGED_BY_ROWS = (
-    "A difference of accuracies whose rows are known is judged by them: all of its interval has to "
-    "lie within what is asked, and a word stands in place of the test."
+    "Where the answers to all rows are known, the interval of a difference is theirs, and a word "
+    "stands in place of the test. Where “surely” is asked, all of that interval has to lie within "
+    "the bounds, and not the mean alone."
 )
 HOW_CONSTRUCTED = (
     "True by construction is what no result could contradict: it follows from what was set up, or "
@@ -245,7 +248,7 @@ def _asked(claim: Claim) -> str:
     bounds = [f"{sign} {end:g}" for sign, end in (("≥", low), ("≤", high)) if end is not None]
     if low is not None and low == high:
         bounds = [f"= {low:g}"]
-    text += f" {' and '.join(bounds)}" * bool(bounds)
+    text += f"{' surely' * claim.surely} {' and '.join(bounds)}" * bool(bounds)
     if claim.every_above is not None:
         text += f", every seed > {claim.every_above:g}"
     return text + (f", at cost ≤ {claim.cost_at_most:g}" if claim.cost_at_most is not None else "")
