@@ -12,6 +12,7 @@ from virtual import LEVELS, TIERS, Affine, queues, row, setting, waiting
 
 from apportion.serving.server.admission import Load, admit
 from apportion.serving.server.policy import (
+    QUANTUM,
     RESERVED,
     build_ladder,
     drain,
@@ -174,8 +175,8 @@ def test_a_row_whose_batch_failed_runs_alone():
     assert ladder(0.0, queue[1:] + queue[:1], [], SETTING).rows == (2,)  # the oldest of one aim
 
 
-@pytest.mark.parametrize(("due", "last", "bound"), [(0.2, 9.0, 0.2), (0.8, 0.8, 0.2)])
-def test_a_batch_ends_by_the_deadline_of_its_head_and_in_a_quarter_of_the_last(due, last, bound):
+@pytest.mark.parametrize(("due", "last", "bound"), [(0.2, 9.0, 0.2), (0.8, 0.8, QUANTUM * 0.8)])
+def test_a_batch_ends_by_the_deadline_of_its_head_and_in_its_share_of_the_last(due, last, bound):
     queue = [row(n, due=due, highest=1.0, lowest=1.0) for n in range(30)]
     queue.append(row(30, due=last, highest=0.125, lowest=0.125))
     plan = ladder(0.0, queue, [], SETTING)
@@ -191,6 +192,38 @@ def test_a_row_alone_keeps_its_level_however_near_its_deadline_is():
 def test_where_all_are_late_batches_are_as_large_as_they_may_be():
     queue = [row(n, due=-1.0, highest=1.0, lowest=0.125) for n in range(40)]
     assert len(ladder(0.0, queue, [], SETTING).rows) == SETTING.max_batch
+
+
+def test_behind_a_late_head_a_near_deadline_of_others_keeps_no_batch_short():
+    late = [row(n, due=-1.0, latest=-0.5) for n in range(40)]
+    just_late = [row(40, due=0.0001)]  # the last that came
+    assert len(ladder(0.0, late + just_late, [], SETTING).rows) == SETTING.max_batch
+
+
+def test_rows_of_like_length_join_first_and_those_that_are_on_time_before_late_ones():
+    lengths = [32, 48, 32, 32]
+    queue = [row(n, "low-cost", length, due=9.0) for n, length in enumerate(lengths)]
+    two = setting(max_batch=2)
+    assert ladder(0.0, queue, [], two).rows == (0, 2)
+    low = {"highest": 0.125, "lowest": 0.125}
+    queue = [row(0, due=9.0, **low), row(1, length=48, due=9.0, **low)]
+    queue.append(row(2, due=-1.0, latest=20.0, **low))
+
+    class EveryLengthAlike:
+        def milliseconds(self, *, rows, length, level):
+            return 2.0 + rows
+
+    alike = setting(EveryLengthAlike(), max_batch=2)
+    assert ladder(0.0, queue, [], alike).rows == (0, 1)
+
+
+def test_a_request_that_can_not_be_on_time_as_a_whole_holds_up_nobody():
+    alone = SETTING.seconds(1, 64, 0.125)
+    many = [row(n, "low-cost", due=2 * alone, request=7) for n in range(9)]
+    other = row(9, "low-cost", due=1.5 * alone, request=8)
+    assert ladder(0.0, [*many, other], [], SETTING).rows[0] == 9
+    each = [replace(one, request=None) for one in many]  # nine requests: the first two can
+    assert ladder(0.0, [*each, replace(other, deadline=2.5 * alone)], [], SETTING).rows[0] == 0
 
 
 def test_a_batch_that_would_be_slower_than_its_rows_in_turn_is_not_made():

@@ -75,7 +75,8 @@ def test_who_asks_for_no_certificate_is_answered_as_before():
 
 def overloaded(queue):
     """So many rows that the ladder is at its end."""
-    submit(queue, [[4] * 60] * 60, certified=False)
+    for _ in range(60):
+        submit(queue, [[4] * 60], certified=False)
 
 
 def test_overload_takes_the_promise_from_rows_before_anything_is_known_of_them():

@@ -17,6 +17,7 @@ from virtual import LEVELS, VirtualClock, certificate, logits, model
 from apportion.serving.guarantees.cascade import margins_of
 from apportion.serving.runtime.prediction import softmax
 from apportion.serving.server.admitted import ANSWERED, CANCELLED, FAILED, TIMED_OUT
+from apportion.serving.server.policy import RESERVED
 from apportion.serving.server.promise import Promise
 from apportion.serving.server.queueing import Queue
 from apportion.serving.server.terms import Asked, Refusal, agree
@@ -227,17 +228,51 @@ def test_a_request_that_waited_too_long_times_out_before_it_is_run():
     assert queue.take() is None and request.outcome == TIMED_OUT
 
 
+def answered_after(queue, seconds, **asked):
+    submit(queue, **asked)
+    batch = queue.take()
+    queue.clock.now += seconds
+    queue.finish(batch, np.zeros((1, 2)))
+
+
+def test_rows_that_come_late_leave_more_for_others_until_no_more_do():
+    queue = Queue(model(), clock=VirtualClock())
+    answered_after(queue, 0.01, target_ms=100.0)
+    assert queue.reserved == RESERVED
+    answered_after(queue, 0.2, target_ms=100.0)
+    raised = queue.reserved
+    assert raised > RESERVED
+    answered_after(queue, 0.01, target_ms=100.0)
+    assert RESERVED < queue.reserved < raised
+    for _ in range(200):
+        answered_after(queue, 0.2, target_ms=100.0)
+    assert queue.reserved < 1.0  # budgets fall, and rows are still served
+
+
+def test_a_target_that_nobody_could_meet_teaches_nothing():
+    queue = Queue(model(), clock=VirtualClock())
+    answered_after(queue, 0.01, target_ms=1.0)
+    assert queue.reserved == RESERVED
+
+
+def test_a_request_that_came_later_and_waits_for_less_times_out_first():
+    queue = Queue(model(), clock=VirtualClock())
+    patient, hasty = submit(queue, timeout_ms=500.0), submit(queue, timeout_ms=50.0)
+    queue.clock.now = 0.06
+    assert queue.take().rows == patient.rows and hasty.outcome == TIMED_OUT
+
+
 def test_a_request_is_failed_if_a_row_is_and_the_others_are_let_go():
     queue = Queue(model(), clock=VirtualClock())
-    request = submit(queue, 3)
+    request = submit(queue, 2)
     first = queue.take()
-    assert len(first.rows) == 3
+    assert len(first.rows) == 2
     queue.fail(first, RuntimeError("no"))
     second = queue.take()
     assert len(second.rows) == 1  # alone, so that it can spoil no other
     queue.fail(second, RuntimeError("no"))
     assert request.outcome == FAILED and queue.take() is None
-    assert [row.outcome for row in request.rows].count(CANCELLED) == 2
+    assert [row.outcome for row in request.rows].count(CANCELLED) == 1
 
 
 def test_an_answer_to_a_row_that_is_gone_is_dropped():

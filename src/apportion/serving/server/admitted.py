@@ -89,6 +89,11 @@ class Request:
     error: BaseException | None = None
 
     @property
+    def expiry(self) -> float:
+        """When its client stops waiting."""
+        return self.received + self.terms.timeout_ms / 1000.0
+
+    @property
     def outcome(self) -> str:
         """Answered if all of it was; or else what came between."""
         others = [row.outcome for row in self.rows if row.outcome != ANSWERED]

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from apportion.serving.server.terms import Rule, Terms, Tier
 
 BUCKET = 16  # lengths are padded to multiples: few shapes, few forecasts
-ALIKE = 1.25  # lengths in one batch differ by less than this factor
 # Nobody knows who comes next. So this share of the time that a row could wait is left for others:
 # more of it lowers budgets that nobody needed lower. What runs can't be planned anew, so a batch
 # takes this share of the time that the last row has, at most.
-RESERVED, QUANTUM = 0.15, 0.25
+RESERVED, QUANTUM = 0.15, 0.15
+_LOOKED_AT = 128  # rows that may join a batch, at most: a plan is made for every batch
 
 
 class Forecasting(Protocol):
@@ -43,6 +43,7 @@ class Waiting:
     highest: float  # levels that it may run at
     lowest: float
     alone: bool = False  # its last batch failed, so it shares none now
+    request: int | None = None  # rows of one request have the same; it is answered with its last
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Setting:
     max_rows: int = 20_000
     rule: Rule = field(default_factory=Rule)
     ratio: float = 1.0  # how much slower than forecast batches were of late
+    reserved: float = RESERVED  # the share of the time that rows could wait, left for others
     margin: float = 0.0  # 19 of 20 batches stay within the forecast and this share of it
     reply: float = 0.0  # seconds from the end of a batch to the client
 
@@ -91,9 +93,9 @@ class Setting:
         """The same for so many workers."""
         return replace(self, workers=workers)
 
-    def corrected(self, ratio: float) -> Setting:
-        """The same, batches being so much slower."""
-        other = replace(self, ratio=ratio)
+    def corrected(self, ratio: float, *, reserved: float = RESERVED) -> Setting:
+        """The same, batches being so much slower, and so much being left for others."""
+        other = replace(self, ratio=ratio, reserved=reserved)
         other.__dict__["_known"] = self._known
         return other
 
@@ -167,24 +169,45 @@ def ladder(
 ) -> Plan | None:
     """Earliest deadline first, at the lowest rung at which all that can be on time is.
 
-    Rows that can't make their deadline even alone and at their lowest level aim at `latest`, at
-    that level. Rows past that too come last. `busy` says how long each other worker is taken.
+    Rows of requests that can't be on time, even at their lowest level and with nobody else there,
+    aim at `latest`, at that level. Rows past that too come last. `busy` says how long each other
+    worker is taken.
     """
     if not queue:
         return None
     kinds, of_row = _kinds(queue)
-    least = [setting.seconds(1, kind.length, kind.lowest) for kind in kinds]
-    order, aims, late = _in_order(now, queue, [least[kind] for kind in of_row])
+    order, aims, late = _in_order(now, queue, *_least(kinds, of_row, queue, setting))
     # A kind twice: as it is on time, and as it is late, at its lowest level.
-    places = np.array([of_row[p] + late[p] * len(kinds) for p in order])
+    places = of_row[order] + late * len(kinds)
     rung, fits = _lowest_rung(now, places, aims, kinds, busy, setting)
     levels = _levels(kinds, rung, setting)
-    times = _times(kinds, levels, setting)[places]
-    at = [levels[place] for place in places]
-    return _batch(now, queue, order, aims, at, times, rung, fits, busy, setting)
+    ranked = _Ranked(
+        [queue[place] for place in order],
+        aims,
+        late,
+        np.array(levels)[places],
+        _times(kinds, levels, setting)[places],
+    )
+    chosen = _batch(now, ranked, fits, busy, setting)
+    return Plan(tuple(int(order[n]) for n in chosen), levels[places[0]], rung)
 
 
-def _kinds(queue: Sequence[Waiting]) -> tuple[list[Waiting], list[int]]:
+@dataclass(frozen=True)
+class _Ranked:
+    """The queue in the order in which its rows run, with what is known of each row."""
+
+    rows: list[Waiting]
+    aims: NDArray[np.float64]
+    late: NDArray[np.bool_]
+    levels: NDArray[np.float64]
+    times: NDArray[np.float64]
+
+
+# A plan is made for every batch, and a queue may be long: what is done for every row of it is done
+# by NumPy where it can be.
+
+
+def _kinds(queue: Sequence[Waiting]) -> tuple[list[Waiting], NDArray[np.int64]]:
     """Rows that differ in what decides their times, one of each, and which of them a row is."""
     numbers: dict[tuple[str, int, float, float], int] = {}
     kinds: list[Waiting] = []
@@ -195,7 +218,7 @@ def _kinds(queue: Sequence[Waiting]) -> tuple[list[Waiting], list[int]]:
         if number == len(kinds):
             kinds.append(row)
         of_row.append(number)
-    return kinds, of_row
+    return kinds, np.array(of_row)
 
 
 def _levels(kinds: Sequence[Waiting], rung: int, setting: Setting) -> list[float]:
@@ -212,19 +235,44 @@ def _times(
     return np.array([setting.seconds(1, kind.length, level) for kind, level in both])
 
 
+def _least(
+    kinds: Sequence[Waiting], of_row: NDArray[np.int64], queue: Sequence[Waiting], setting: Setting
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The least time in which each row can end, and in which all rows of its request can.
+
+    No row takes less of a worker than its share of the largest batch.
+    """
+    most = setting.max_batch
+    alone = [setting.seconds(1, kind.length, kind.lowest) for kind in kinds]
+    share = [setting.seconds(most, kind.length, kind.lowest) / most for kind in kinds]
+    own = np.array(alone)[of_row]
+    if all(row.request is None for row in queue):
+        return own, own
+    count = len(queue)
+    named = (-1 - n if row.request is None else row.request for n, row in enumerate(queue))
+    _, at = np.unique(np.fromiter(named, np.int64, count), return_inverse=True)
+    together = np.bincount(at, weights=np.array(share)[of_row]) / setting.workers
+    longest = np.zeros(len(together))
+    np.maximum.at(longest, at, own)
+    return own, np.maximum(together, longest)[at]
+
+
 def _in_order(
-    now: float, queue: Sequence[Waiting], least: Sequence[float]
-) -> tuple[list[int], NDArray[np.float64], list[bool]]:
-    """Places by what each row aims at, those aims in that order, and which rows are late."""
-    aims: list[float] = []
-    late: list[bool] = []
-    for row, takes in zip(queue, least, strict=True):
-        end = now + takes
-        late.append(end > row.deadline)
-        aim = row.latest if end > row.deadline else row.deadline
-        aims.append(aim if end <= aim else np.inf)  # past both: when there is time
-    order = sorted(range(len(queue)), key=lambda place: (aims[place], queue[place].number))
-    return order, np.array([aims[place] for place in order]), late
+    now: float,
+    queue: Sequence[Waiting],
+    own: NDArray[np.float64],
+    whole: NDArray[np.float64],
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Places by what each row aims at; those aims, and which rows are late, in that order."""
+    count = len(queue)
+    deadlines = np.fromiter((row.deadline for row in queue), np.float64, count)
+    latest = np.fromiter((row.latest for row in queue), np.float64, count)
+    numbers = np.fromiter((row.number for row in queue), np.int64, count)
+    late = now + whole > deadlines
+    aims = np.where(late, latest, deadlines)
+    aims[now + own > aims] = np.inf  # past both: when there is time
+    order = np.lexsort((numbers, aims))
+    return order, aims[order], late[order]
 
 
 def _lowest_rung(
@@ -243,7 +291,7 @@ def _lowest_rung(
     while low < high:  # what fits at a rung fits at all that follow
         middle = (low + high) // 2
         times = _times(kinds, _levels(kinds, middle, setting), setting)[places]
-        if _all_fit(now, times, aims, busy, setting, reserved=RESERVED):
+        if _all_fit(now, times, aims, busy, setting, reserved=setting.reserved):
             high = middle
         else:
             low = middle + 1
@@ -271,51 +319,46 @@ def _all_fit(
 
 
 def _batch(
-    now: float,
-    queue: Sequence[Waiting],
-    order: Sequence[int],
-    aims: NDArray[np.float64],
-    levels: Sequence[float],
-    times: NDArray[np.float64],
-    rung: int,
-    fits: bool,
-    busy: Sequence[float],
-    setting: Setting,
-) -> Plan:
-    """The head, and rows of its level that join it without making any row late."""
-    head, level = queue[order[0]], levels[0]
+    now: float, ranked: _Ranked, fits: bool, busy: Sequence[float], setting: Setting
+) -> list[int]:
+    """The head, and rows of its level that join it without making any row late; their ranks."""
+    rows, aims, times = ranked.rows, ranked.aims, ranked.times
+    head, level = rows[0], float(ranked.levels[0])
     end, length = now + setting.seconds(1, head.length, level), head.length
-    chosen = [0]
     idle = 1 + sum(taken <= 0.0 for taken in busy)  # workers that could share the queue
-    most = min(setting.max_batch, -(-len(order) // idle))
-    left = np.ones(len(order), bool)
-    left[0] = False
+    most = min(setting.max_batch, -(-len(rows) // idle))
     due = aims[0] if end <= aims[0] else np.inf
-    longest = max(row.deadline for row in queue) - now
-    due = min(due, now + QUANTUM * longest) if longest > 0.0 else due
-    for n in range(1, len(order)):
-        if len(chosen) >= most or head.alone:
+    if not ranked.late[0]:  # where even the first is late, answers a second are all that helps
+        due = min(due, now + QUANTUM * (max(row.deadline for row in rows) - now))
+    chosen = [0]
+    left = np.ones(len(rows), bool)
+    left[0] = False
+    for n in _candidates(ranked):
+        if len(chosen) >= most:
             break
-        row = queue[order[n]]
-        if levels[n] != level or not may_join(row, head):
-            continue
-        longer = max(length, row.length)
+        longer = max(length, rows[n].length)
         later = now + setting.seconds(len(chosen) + 1, longer, level)
         # Never slower than one after the other, and nobody behind is overtaken at his expense.
         if later > due + 1e-9 or later > end + times[n] + 1e-9:
-            break
+            continue
         left[n] = False
         ahead = left[:n].any()
         if fits and ahead and not _all_fit(later, times[left], aims[left], busy, setting):
             left[n] = True
-            break
+            continue
         chosen.append(n)
         end, length = later, longer
-    return Plan(tuple(order[n] for n in chosen), level, rung)
+    return sorted(chosen)
 
 
-def may_join(row: Waiting, head: Waiting) -> bool:
-    """Whether two rows may share a batch."""
-    near = row.length <= ALIKE * head.length and head.length <= ALIKE * row.length
-    # The shortest lengths are one or two buckets apart, and cost about the same.
-    return not row.alone and not head.alone and (near or max(row.length, head.length) <= 2 * BUCKET)
+def _candidates(ranked: _Ranked) -> list[int]:
+    """Ranks of rows that might join the head: of its level, those of nearest length first.
+
+    Rows that are late anyway come after those that are not.
+    """
+    head, level = ranked.rows[0], ranked.levels[0]
+    if head.alone:
+        return []
+    same = np.flatnonzero(ranked.levels == level)[1 : 1 + _LOOKED_AT].tolist()
+    same = [n for n in same if not ranked.rows[n].alone]
+    return sorted(same, key=lambda n: (ranked.late[n], abs(ranked.rows[n].length - head.length)))

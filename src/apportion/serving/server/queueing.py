@@ -6,6 +6,7 @@ once: answered, failed, cancelled or timed out.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, defaultdict
@@ -26,13 +27,24 @@ from apportion.serving.server.admitted import (
     Request,
     Row,
 )
-from apportion.serving.server.policy import Setting, Waiting, drain, highest_in_time, padded
+from apportion.serving.server.policy import (
+    RESERVED,
+    Setting,
+    Waiting,
+    drain,
+    highest_in_time,
+    padded,
+)
 from apportion.serving.server.promise import LOAD, Audit, Promise, kept_promise
 from apportion.serving.server.rival_policies import NAMED
 from apportion.serving.server.terms import Refusal, Terms
 
 _TRIES = 2  # a batch that failed is repeated once, each row alone
 _SLOWER = (0.5, 8.0)  # bounds of how far the forecast is corrected
+# A machine that others share, or bursts that nobody foresaw, make rows late. Each late row raises
+# the reserve by a step, each that is in time lowers it so much less that it rests where as many
+# are late as may be.
+_MAY_BE_LATE, _STEP, _MOST_RESERVED = 0.01, 0.01, 0.6
 
 
 class Queue:
@@ -45,12 +57,14 @@ class Queue:
         self.costs: defaultdict[str, float] = defaultdict(float)  # by tier
         self.met: Counter[str] = Counter()  # rows answered by their deadline, by tier
         self.ratio = 1.0  # of late, batches took so many times their forecast
+        self.reserved = RESERVED  # the share of the time that rows could wait, left for others
         self.rung = 0
         self.end: float | None = None  # of the grace period, once it drains
         self._waiting: dict[int, Row] = {}
         self._running: set[Batch] = set()
         self._load = Load()
         self._number = 0
+        self._next_expiry = math.inf  # nobody who waits gives up before
 
     def submit(
         self,
@@ -76,6 +90,7 @@ class Queue:
             for row in request.rows:
                 self._waiting[row.facts.number] = row
             request.open = len(request.rows)
+            self._next_expiry = min(self._next_expiry, request.expiry)
             self.changed.notify(len(facts))
             return request
 
@@ -98,6 +113,7 @@ class Queue:
             latest=max(due, request.received + setting.max_wait),
             highest=asked,
             lowest=min(terms.lowest, asked),
+            request=self._number,
         )
         return Row(request, ids, facts, asked, stages, certified=True if stages else None)
 
@@ -252,7 +268,7 @@ class Queue:
             return promise.state() if isinstance(promise, Promise) else {}
 
     def _setting(self, model: Model) -> Setting:
-        return model.setting.corrected(self.ratio)
+        return model.setting.corrected(self.ratio, reserved=self.reserved)
 
     def _busy(self, now: float, but: int = 0) -> list[float]:
         """How long the workers are still taken; without the one that asks."""
@@ -262,9 +278,13 @@ class Queue:
         return left + [0.0] * (self.model.setting.workers - but - len(left))
 
     def _expire(self, now: float) -> None:
+        if now < self._next_expiry:  # a queue may be long, and is looked at for every batch
+            return
         for row in list(self._waiting.values()):
-            if now >= row.request.received + row.request.terms.timeout_ms / 1000.0:
+            if now >= row.request.expiry:
                 self._end_all(row.request, TIMED_OUT)
+        left = (row.request.expiry for row in self._waiting.values())
+        self._next_expiry = min(left, default=math.inf)
 
     def _end_all(self, request: Request, outcome: str) -> None:
         now = self.clock()
@@ -280,11 +300,26 @@ class Queue:
         self.counts[request.terms.tier, outcome] += 1
         if outcome == ANSWERED:
             self.costs[request.terms.tier] += row.cost
-            self.met[request.terms.tier] += now <= self._due(row)
+            met = now <= self._due(row)
+            self.met[request.terms.tier] += met
+            self._learn(row, met)
             self._note_promise(row)
         request.open -= 1
         if not request.open:
             request.done(request)
+
+    def _learn(self, row: Row, met: bool) -> None:
+        """Leaves more for others where rows come late, and less where they do not.
+
+        Nothing is learned from a target that nobody could have met.
+        """
+        facts, terms, rows = row.facts, row.request.terms, len(row.request.rows)
+        setting = self._setting(row.request.model)
+        alone = rows * setting.seconds(1, facts.length, terms.lowest) / setting.workers
+        if alone > terms.target_ms / 1000.0:
+            return
+        step = -_STEP * _MAY_BE_LATE if met else _STEP * (1.0 - _MAY_BE_LATE)
+        self.reserved = min(max(self.reserved + step, RESERVED), _MOST_RESERVED)
 
     def _note_promise(self, row: Row) -> None:
         model = row.request.model
@@ -303,6 +338,7 @@ class Queue:
         if self.end is not None:
             row.facts = drain(row.facts, self.end)
         self._waiting[row.facts.number] = row
+        self._next_expiry = min(self._next_expiry, row.request.expiry)
         self._load = self._load.plus(row.facts, row.request.model.setting)
         self.changed.notify()
 

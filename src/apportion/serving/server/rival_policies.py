@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from apportion.serving.server.policy import Plan, Policy, Setting, Waiting, ladder, may_join
+from apportion.serving.server.policy import BUCKET, Plan, Policy, Setting, Waiting, ladder
 from apportion.serving.server.terms import level_below
+
+ALIKE = 1.25  # lengths in one batch differ by less than this factor
 
 
 def slackfit(
@@ -58,6 +60,13 @@ def static(
         if level[place] == level[order[0]] and (place == order[0] or may_join(queue[place], head))
     ]
     return Plan(tuple(rows[: setting.max_batch]), level[order[0]], 0)
+
+
+def may_join(row: Waiting, head: Waiting) -> bool:
+    """Whether two rows may share a batch."""
+    near = row.length <= ALIKE * head.length and head.length <= ALIKE * row.length
+    # The shortest lengths are one or two buckets apart, and cost about the same.
+    return not row.alone and not head.alone and (near or max(row.length, head.length) <= 2 * BUCKET)
 
 
 NAMED: dict[str, Policy] = {"ladder": ladder, "slackfit": slackfit, "static": static}
