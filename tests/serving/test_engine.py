@@ -193,13 +193,34 @@ def test_requests_that_are_encoded_together_each_get_their_own_rows(started):
     engine, ends = started(), Ends()
     words = Gated(engine.queue.model.tokenizer)
     engine.queue.model = replace(engine.queue.model, tokenizer=words)
-    asked = [["a"], ["b b", "c"], ["d d d", "e", "f"], ["g g"]]  # the first one holds the encoder
+    long = "a " * 1500  # so long that the encoder has it, and holds the others up
+    asked = [[long], ["b b", "c"], ["d d d", "e", "f"], ["g g"]]
     for texts in asked:
         engine.ask(ticket(engine, ends, texts))
     words.gate.set()
     ends.wait_for(len(asked))
     got = sorted(tuple(map(tuple, (row.ids for row in one.request.rows))) for one in ends.ended)
     assert got == sorted(tuple(map(tuple, words.words.encode(texts))) for texts in asked)
+
+
+def test_a_short_text_is_encoded_at_once_if_nobody_else_is_there(started):
+    class Noting:
+        length = 128
+
+        def __init__(self, words):
+            self.words, self.pad_arrays, self.threads = words, words.pad_arrays, []
+
+        def encode(self, texts):
+            self.threads.append(threading.current_thread().name)
+            return self.words.encode(texts)
+
+    engine, ends = started(), Ends()
+    words = Noting(engine.queue.model.tokenizer)
+    engine.queue.model = replace(engine.queue.model, tokenizer=words)
+    for n, text in enumerate(["a b", "a " * 1500]):
+        engine.ask(ticket(engine, ends, [text]))
+        ends.wait_for(n + 1)
+    assert words.threads == [threading.current_thread().name, "encoder"]
 
 
 def test_an_engine_that_stops_cancels_what_waits(started):

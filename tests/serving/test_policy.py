@@ -81,6 +81,14 @@ def test_a_lone_row_runs_at_its_highest_level():
     assert (plan.rows, plan.level, plan.rung) == ((0,), 1.0, 0)
 
 
+@given(waiting(0), st.sampled_from([0.0, 0.05, 0.4]))
+def test_a_row_by_itself_gets_the_plan_that_it_gets_before_one_that_can_wait_for_ever(one, busy):
+    two = setting(workers=2)
+    other = replace(one, number=1, deadline=1e9, latest=2e9, alone=True)
+    both = ladder(0.0, [one, other], [busy], two)
+    assert ladder(0.0, [one], [busy], two) == both
+
+
 def test_an_empty_queue_needs_no_plan():
     assert all(policy(0.0, [], [], SETTING) is None for policy in NAMED.values())
 

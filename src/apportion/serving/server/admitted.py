@@ -116,8 +116,6 @@ class Batch:
     audit: Audit | None = None  # in place of rows
 
     def inputs(self) -> dict[str, NDArray[Any]]:
-        """Ids and mask, padded to the bucket of the longest row."""
-        if self.audit is not None:
-            return self.model.tokenizer.pad_arrays([self.audit.ids])
-        width = max(row.facts.length for row in self.rows)
-        return self.model.tokenizer.pad_arrays([row.ids for row in self.rows], width)
+        """Ids and mask, padded to the longest row: its bucket is for forecasts alone."""
+        ids = [self.audit.ids] if self.audit is not None else [row.ids for row in self.rows]
+        return self.model.tokenizer.pad_arrays(ids)

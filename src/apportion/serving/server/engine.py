@@ -1,5 +1,7 @@
 """The engine: threads around a queue. One encodes texts, the workers run batches of one model.
 
+A short request that finds nobody else there is encoded by the thread that brings it.
+
 Its workers may fail or die: their batch is repeated once, row by row, and another takes the place.
 """
 
@@ -27,6 +29,7 @@ from apportion.serving.server.terms import Capacity, Config, Refusal, Terms
 
 _STUCK = 60.0  # seconds that no batch should take
 _PENDING = 50_000_000  # characters that may wait to be encoded
+_AT_ONCE = 2000  # characters that take less time to encode than another thread to wake up
 _MOST_WORKERS = 16
 _PLANNED = 0.95  # of the grace period: the rest is for answers on their way
 _REPLY = 0.002  # seconds for an answer to be written, sent and read, on one machine
@@ -90,8 +93,12 @@ class ServingEngine:
                 raise Refusal(
                     "queue-full", "too many texts wait to be encoded", retry_after_ms=1000
                 )
+            alone = not self._pending and ticket.size <= _AT_ONCE
             self._pending += ticket.size
-        self._texts.put(ticket)
+        if alone and not self.queue.has_rows():  # nobody is there to share a call with
+            self._encode_for(ticket.model, [ticket])
+        else:
+            self._texts.put(ticket)
 
     def leave(self, ticket: Ticket, outcome: str = CANCELLED) -> None:
         """Nobody waits for a ticket any more."""

@@ -175,6 +175,8 @@ def ladder(
     """
     if not queue:
         return None
+    if len(queue) == 1 and (plan := _lone(now, queue[0], busy, setting)):
+        return plan
     kinds, of_row = _kinds(queue)
     order, aims, late = _in_order(now, queue, *_least(kinds, of_row, queue, setting))
     # A kind twice: as it is on time, and as it is late, at its lowest level.
@@ -190,6 +192,20 @@ def ladder(
     )
     chosen = _batch(now, ranked, fits, busy, setting)
     return Plan(tuple(int(order[n]) for n in chosen), levels[places[0]], rung)
+
+
+def _lone(now: float, row: Waiting, busy: Sequence[float], setting: Setting) -> Plan | None:
+    """The plan of a row that waits by itself, if some rung leaves it time to spare.
+
+    It is what the whole policy would say, in a fifth of the time: that row waits for it.
+    """
+    wait = sum(busy) / setting.workers
+    for rung, named in enumerate(setting.rungs):
+        level = min(max(named.get(row.tier, row.highest), row.lowest), row.highest)
+        left = row.deadline - now - setting.seconds(1, row.length, level)
+        if wait <= (1.0 - setting.reserved) * left + 1e-9:
+            return Plan((0,), level, rung)
+    return None
 
 
 @dataclass(frozen=True)
@@ -246,11 +262,10 @@ def _least(
     alone = [setting.seconds(1, kind.length, kind.lowest) for kind in kinds]
     share = [setting.seconds(most, kind.length, kind.lowest) / most for kind in kinds]
     own = np.array(alone)[of_row]
-    if all(row.request is None for row in queue):
+    named = [-1 - n if row.request is None else row.request for n, row in enumerate(queue)]
+    if len(set(named)) == len(named):
         return own, own
-    count = len(queue)
-    named = (-1 - n if row.request is None else row.request for n, row in enumerate(queue))
-    _, at = np.unique(np.fromiter(named, np.int64, count), return_inverse=True)
+    _, at = np.unique(named, return_inverse=True)
     together = np.bincount(at, weights=np.array(share)[of_row]) / setting.workers
     longest = np.zeros(len(together))
     np.maximum.at(longest, at, own)
@@ -287,14 +302,14 @@ def _lowest_rung(
 
     Also whether all meet their aims there, be it with nothing to spare.
     """
-    low, high = 0, len(setting.rungs)
-    while low < high:  # what fits at a rung fits at all that follow
-        middle = (low + high) // 2
+    low, middle, high = 0, 0, len(setting.rungs)
+    while low < high:  # what fits at a rung fits at all that follow; mostly it is the first
         times = _times(kinds, _levels(kinds, middle, setting), setting)[places]
         if _all_fit(now, times, aims, busy, setting, reserved=setting.reserved):
             high = middle
         else:
             low = middle + 1
+        middle = (low + high) // 2
     if low < len(setting.rungs):
         return low, True
     times = _times(kinds, _levels(kinds, low - 1, setting), setting)[places]

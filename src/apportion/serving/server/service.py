@@ -81,11 +81,17 @@ class Service:
             noted["error"] = type(error).__name__
             failure = Refusal("failed", f"the server failed on this request; its id is {number}")
             response = refused(dialect, failure, number, headers)
-        seconds = time.perf_counter() - started
-        self.metrics.http.labels(route, "POST", str(response.status_code)).observe(seconds)
-        noted.update(status=response.status_code, ms=round(1000 * seconds, 2))
-        _access.info(json.dumps(noted))
+        noted.update(status=response.status_code, ms=1000 * (time.perf_counter() - started))
+        # Written down once the answer is on its way.
+        asyncio.get_running_loop().call_soon(self._note, noted)
         return response
+
+    def _note(self, noted: dict[str, Any]) -> None:
+        """A request in metrics and log."""
+        labels = noted["route"], "POST", str(noted["status"])
+        self.metrics.http.labels(*labels).observe(noted["ms"] / 1000)
+        if _access.isEnabledFor(logging.INFO):
+            _access.info(json.dumps({**noted, "ms": round(noted["ms"], 2)}))
 
     def _key(self, request: Request) -> Key | None:
         if self.keyring is None:
@@ -144,7 +150,7 @@ class Service:
             left.cancel()
             if not future.done():
                 self.engine.leave(ticket, CANCELLED if gone else TIMED_OUT)
-        self._count(ticket, key)
+        loop.call_soon(self._count, ticket, key)
         # An answer that came at the last moment counts as one: the rows' outcomes are final now.
         if gone and _outcome(ticket) != ANSWERED:
             raise ClientDisconnect
