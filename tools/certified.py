@@ -76,10 +76,11 @@ def train_depth(place: Place, name: str) -> None:
     study = STUDIES[name]
     plan = read_experiment(ROOT / "experiments" / f"{study}.toml", place.data / name)
     seed = load(place.checkpoint(name, "nested")).notes["seed"]
-    of_seed = {m: [s for s in plan.stages_of(m) if s.seed == seed] for m in ("nested", "depth")}
-    if not all(of_seed.values()):
-        sys.exit(f"{study}.toml has no depth for seed {seed}, which the nested checkpoint is of")
-    (nested,), (depth,) = of_seed.values()
+    nested = next((one for one in plan.stages_of("nested") if one.seed == seed), None)
+    if nested is None:
+        sys.exit(f"{study}.toml has no seed {seed}, which the nested checkpoint is of")
+    # The study's own depth is of its first seeds: here it is of the one that is compared.
+    depth = replace(plan.stages_of("depth")[0], task=nested.task, seed=seed, parent=nested.teacher)
     stage = replace(nested, method="depth-nested", parent=depth)
     with training_bar(Console(stderr=True)) as bar:
         save(produce(stage, place.runs / study, progress=bar), folder)
