@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -36,12 +37,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of each replica")
     parser.add_argument("--cpus", type=float, default=0.8, help="that each replica claims")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--port", type=int, default=8000, help="0 takes one that is free")
     parser.add_argument("--address", help="of a cluster; without it, one of this machine")
     parser.add_argument("--write", type=Path, help="a file for the Serve config")
     asked = parser.parse_args()
     if not asked.folder.is_dir():
         raise SystemExit(f"there is no folder {asked.folder}")
+    if asked.port == 0:
+        with socket.socket() as free:
+            free.bind((asked.host, 0))
+            asked.port = free.getsockname()[1]
 
     def config() -> dict[str, Any]:
         tables: dict[str, Any] = {}
@@ -72,7 +77,9 @@ def main() -> None:
         signal.signal(number, wake)
     with connected(asked.address) as ray:
         deploy(config())
-        print(f"serving at http://{asked.host}:{asked.port}/", file=sys.stderr, flush=True)
+        name = asked.folder.resolve().name
+        where = f"http://{asked.host}:{asked.port}/"
+        print(f"serving {name} at {where} on Ray", file=sys.stderr, flush=True)
         while not stop.is_set():
             woken.wait(1.0)
             woken.clear()

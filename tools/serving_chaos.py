@@ -237,6 +237,47 @@ async def chaos(folder: Path, texts: list[str], *, rows: int, deaths: int, swaps
     }
 
 
+async def abandoned(folder: Path, texts: list[str], *, rows: int, seed: int) -> dict[str, Any]:
+    """The fields of a record of abandoned work: all clients wait, half of them do, all do again."""
+    from apportion.study.server_process import ServerProcess
+
+    draw, known = random.Random(seed), know(folder, texts, 200)
+    answered, spent = [], []
+    with tempfile.TemporaryDirectory() as home:
+        config = Path(home, "tiers.toml")
+        config.write_text(CONFIG.format(grace=120.0), encoding="utf-8")
+        with ServerProcess(folder, config) as server:
+            for gone in (0.0, 0.5, 0.0):
+                before = _batch_seconds(server)
+                clients = Clients(server.url, known, draw, gone=gone)
+                await clients.ask_until(rows)
+                await asyncio.to_thread(_until_idle, server)
+                count = clients.count
+                answered.append(round(count.answered / (count.requests - count.left), 4))
+                after = _batch_seconds(server)
+                spent.append([now - then for now, then in zip(after, before, strict=True)])
+                if gone:
+                    requests, left = count.requests, count.left
+    return {
+        "rows": rows,
+        "requests": requests,
+        "left": left,
+        "answered": answered,
+        "spent_s": round(spent[1][0], 3),
+        "wasted_s": round(spent[1][1], 3),
+        "seed": seed,
+    }
+
+
+def _batch_seconds(server: Any) -> list[float]:
+    """Seconds of all batches so far, and of them those that nobody waited for."""
+    shown = server.ask(path="/metrics")
+    found = [
+        re.search(rf"(?m)^apportion_{name}_seconds (\S+)", shown) for name in ("batch", "wasted")
+    ]
+    return [float(one[1]) for one in found if one]
+
+
 async def _trouble(server: Any, clients: Clients, events: list[signal.Signals], rows: int) -> None:
     """Each event once its share of the rows was asked; a swap is waited for."""
     for place, event in enumerate(events, 1):

@@ -12,8 +12,10 @@ turns. Parts, and about how long each takes on two idle cores:
     chaos      10^5 rows                                       15 min
     drain      20 ends with three times the grace period        6 min
     fuzz       10^5 requests                                    3 min
+    abandoned  half of the clients leave, 7 x 3 x 3,000 rows    8 min
+    ray        the same arrivals through Ray Serve, 7 turns     20 min
 
-The first four are timings: run them on an idle machine. The others are not.
+The first four and the last are timings: run them on an idle machine. The others are not.
 """
 
 from __future__ import annotations
@@ -112,6 +114,32 @@ def drain(job: Job) -> None:
         if not job.have("drain", turn=turn):
             fields = serving_chaos.drained(job.folder, job.texts[:500], grace=5.0, multiple=3.0)
             job.note("drain", turn=turn, **fields)
+
+
+def abandoned(job: Job) -> None:
+    """Half of the clients leave: what is computed for them, and whether the others notice."""
+    for turn in range(job.times(7)):
+        if not job.have("abandoned", turn=turn):
+            short = sorted(job.texts[:2000], key=len)[:600]
+            rows = max(200, job.times(3000))
+            fields = serving_chaos.abandoned(job.folder, short, rows=rows, seed=turn)
+            job.note("abandoned", turn=turn, **asyncio.run(fields))
+
+
+def ray(job: Job) -> None:
+    """The same arrivals at a server by itself and through Ray Serve, with one replica."""
+    command = (sys.executable, str(ROOT / "tools" / "ray_serve.py"))
+    loaded(
+        job,
+        LoadPlan(
+            load=1.2,
+            seconds=job.seconds,
+            turns=job.times(7),
+            rows=rows_of(job),
+            arms=("ladder", "ray-serve"),
+            commands={"ray-serve": command},
+        ),
+    )
 
 
 def fuzz(job: Job) -> None:
@@ -378,6 +406,8 @@ PARTS: dict[str, Callable[[Job], None]] = {
     "chaos": chaos,
     "drain": drain,
     "fuzz": fuzz,
+    "abandoned": abandoned,
+    "ray": ray,
 }
 
 

@@ -14,15 +14,14 @@ from apportion.serving.server.admission import Load, admit
 from apportion.serving.server.policy import (
     QUANTUM,
     RESERVED,
-    build_ladder,
     drain,
     highest_in_time,
     ladder,
     padded,
-    usual_worth,
 )
 from apportion.serving.server.replay import Arrival, replay
 from apportion.serving.server.rival_policies import NAMED
+from apportion.serving.server.rungs import build_ladder, usual_worth
 from apportion.serving.server.terms import Refusal, Terms, Tier
 
 SETTING = setting()

@@ -238,21 +238,33 @@ def answered_after(queue, seconds, **asked):
 def test_rows_that_come_late_leave_more_for_others_until_no_more_do():
     queue = Queue(model(), clock=VirtualClock())
     answered_after(queue, 0.01, target_ms=100.0)
-    assert queue.reserved == RESERVED
+    assert queue.reserve.share == RESERVED
     answered_after(queue, 0.2, target_ms=100.0)
-    raised = queue.reserved
+    raised = queue.reserve.share
     assert raised > RESERVED
     answered_after(queue, 0.01, target_ms=100.0)
-    assert RESERVED < queue.reserved < raised
+    assert RESERVED < queue.reserve.share < raised
     for _ in range(200):
         answered_after(queue, 0.2, target_ms=100.0)
-    assert queue.reserved < 1.0  # budgets fall, and rows are still served
+    assert 0.9 < queue.reserve.share < 1.0  # budgets fall, and rows are still served
+
+
+def test_what_runs_for_a_client_that_left_counts_as_wasted():
+    queue = Queue(model(), clock=VirtualClock())
+    gone, there = submit(queue, target_ms=1000.0), submit(queue, target_ms=1000.0)
+    batch = queue.take()
+    assert len(batch.rows) == 2
+    queue.cancel(gone)
+    queue.clock.now += 0.2
+    queue.finish(batch, np.zeros((2, 2)))
+    assert there.outcome == ANSWERED
+    assert (queue.spent, queue.wasted) == (pytest.approx(0.2), pytest.approx(0.1))
 
 
 def test_a_target_that_nobody_could_meet_teaches_nothing():
     queue = Queue(model(), clock=VirtualClock())
     answered_after(queue, 0.01, target_ms=1.0)
-    assert queue.reserved == RESERVED
+    assert queue.reserve.share == RESERVED
 
 
 def test_a_request_that_came_later_and_waits_for_less_times_out_first():

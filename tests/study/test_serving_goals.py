@@ -64,6 +64,17 @@ def test_accuracy_is_paired_by_turn_and_shown_as_a_share_of_the_span():
     assert whole["ladder's less this, points"].startswith("-1.00 (-3.48 – +1.48)")
 
 
+def test_another_server_is_compared_turn_by_turn_and_apart_from_overload():
+    lines = []
+    for turn, (alone, on_ray) in enumerate([(100, 90), (80, 80), (90, 88)]):
+        for arm, met in (("ladder", alone), ("ray-serve", on_ray)):
+            lines.append(load_line(arm, turn, met, 90, 1.2, "whole"))
+    alone, on_ray = table(lines, "ray-serve")
+    assert alone["of the server alone"].startswith("1.000")
+    assert on_ray["of the server alone"].startswith("0.978 (0.900 – 1.000)")
+    assert table(lines, "accuracy") == [{"": "no record yet"}]
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> tuple[Path, Path]:
     home = tmp_path_factory.mktemp("goals")
@@ -99,6 +110,18 @@ def test_chaos_loses_nothing_and_a_wrong_label_would_be_seen(small, tmp_path, mo
     assert fields["left"] > 10 and fields["answered"] > 100
     known = serving_chaos.know(folder, texts, 20)
     assert len(known.texts) == 20 and {len(one) for one in known.labels.values()} == {20}
+
+
+@pytest.mark.slow
+def test_work_for_clients_that_left_is_counted_and_the_others_are_answered(small, tmp_path):
+    out = tmp_path / "serving.jsonl"
+    run(small, out, "--parts", "abandoned")
+    (line,) = records.read(out)
+    made = records.record_of(line)
+    assert made.answered == [1.0, 1.0, 1.0] and 0 < made.left < made.requests
+    assert 0.0 <= made.wasted_s < made.spent_s
+    (row,) = table([line], "abandoned")
+    assert row["left"] == f"{made.left} of {made.requests}"
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from apportion.serving.runtime.session import Runtime
@@ -47,6 +47,8 @@ class LoadPlan:
     mixed: bool = True
     seed: int = 0
     arms: tuple[str, ...] = ("ladder", "static-full", "static-small", "refuse-at-512")
+    # Arms that are the ladder in a server of another kind, and how that is started.
+    commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("load", "seconds", "turns", "rows", "patience"):
@@ -55,7 +57,7 @@ class LoadPlan:
         if self.of not in ("whole", "small"):
             raise ValueError(f"load is a multiple of whole or small, not of {self.of!r}")
         for arm in self.arms:
-            if not _ARM.fullmatch(arm):
+            if arm not in self.commands and not _ARM.fullmatch(arm):
                 raise ValueError(f"there is no arm {arm!r}; there are {', '.join(ARMS)}")
 
 
@@ -95,8 +97,11 @@ def run_load(
         servers = {}
         for arm in dict.fromkeys((*plan.arms, "static-full", "static-small")):
             config = home / f"{arm}.toml"
-            config.write_text(arm_config(arm, levels), encoding="utf-8")
-            servers[arm] = stack.enter_context(ServerProcess(folder, config))
+            command = plan.commands.get(arm, ())
+            text = arm_config("ladder" if command else arm, levels)
+            config.write_text(text, encoding="utf-8")
+            server = ServerProcess(folder, config, command=command, quiet=not command)
+            servers[arm] = stack.enter_context(server)
         for turn in range(first, first + plan.turns):
             arms = list(plan.arms)
             random.Random(plan.seed + turn).shuffle(arms)

@@ -102,6 +102,21 @@ class ChaosRecord(ServedRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AbandonedRecord(ServedRecord):
+    """A server of which half of the clients do not wait for their answer, before and after."""
+
+    kind: ClassVar[str] = "abandoned"
+    turn: Annotated[int, "number of the try"]
+    rows: Annotated[int, "that were asked in each of the three steps"]
+    requests: Annotated[int, "of the second step"]
+    left: Annotated[int, "of them, those whose client hung up before its answer"]
+    answered: Annotated[list[float], "by step: share of the requests that somebody waited for"]
+    spent_s: Annotated[float, "seconds of the batches of the second step"]
+    wasted_s: Annotated[float, "of them, on rows that nobody waited for any more"]
+    seed: Annotated[int, "of everything random in it"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class DrainRecord(ServedRecord):
     """A server that is told to end while more waits than the grace period holds."""
 

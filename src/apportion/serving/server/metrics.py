@@ -79,6 +79,12 @@ class Metrics:
             gauge.set_function(lambda key=key: engine.queue.state()[key])  # type: ignore[misc]
         alive = Gauge("apportion_workers_alive", "Threads that take batches.", **where)
         alive.set_function(lambda: engine.workers_alive)
+        spent = Gauge("apportion_batch_seconds", "Seconds of all batches.", **where)
+        spent.set_function(lambda: engine.queue.spent)
+        wasted = Gauge(
+            "apportion_wasted_seconds", "Of them, on rows that nobody waited for.", **where
+        )
+        wasted.set_function(lambda: engine.queue.wasted)
         deaths = Gauge("apportion_worker_deaths", "Workers that were replaced.", **where)
         deaths.set_function(lambda: engine.deaths)
         self._build = Gauge("apportion_build_info", "What runs.", ("version", "digest"), **where)

@@ -27,24 +27,14 @@ from apportion.serving.server.admitted import (
     Request,
     Row,
 )
-from apportion.serving.server.policy import (
-    RESERVED,
-    Setting,
-    Waiting,
-    drain,
-    highest_in_time,
-    padded,
-)
+from apportion.serving.server.policy import Setting, Waiting, drain, highest_in_time, padded
 from apportion.serving.server.promise import LOAD, Audit, Promise, kept_promise
+from apportion.serving.server.reserve import Reserve
 from apportion.serving.server.rival_policies import NAMED
 from apportion.serving.server.terms import Refusal, Terms
 
 _TRIES = 2  # a batch that failed is repeated once, each row alone
 _SLOWER = (0.5, 8.0)  # bounds of how far the forecast is corrected
-# A machine that others share, or bursts that nobody foresaw, make rows late. Each late row raises
-# the reserve by a step, each that is in time lowers it so much less that it rests where as many
-# are late as may be.
-_MAY_BE_LATE, _STEP, _MOST_RESERVED = 0.01, 0.01, 0.6
 
 
 class Queue:
@@ -56,8 +46,10 @@ class Queue:
         self.counts: Counter[tuple[str, str]] = Counter()  # of rows, by tier and outcome
         self.costs: defaultdict[str, float] = defaultdict(float)  # by tier
         self.met: Counter[str] = Counter()  # rows answered by their deadline, by tier
+        self.spent = 0.0  # seconds of all batches
+        self.wasted = 0.0  # of them, on rows whose clients had gone
         self.ratio = 1.0  # of late, batches took so many times their forecast
-        self.reserved = RESERVED  # the share of the time that rows could wait, left for others
+        self.reserve = Reserve()
         self.rung = 0
         self.end: float | None = None  # of the grace period, once it drains
         self._waiting: dict[int, Row] = {}
@@ -169,7 +161,11 @@ class Queue:
             now = self.clock()
             self._running.discard(batch)
             low, high = _SLOWER
-            took = min((now - batch.started) / batch.predicted, high)  # one stall is no trend
+            seconds = now - batch.started
+            self.spent += seconds
+            gone = sum(row.outcome is not None for row in batch.rows)
+            self.wasted += seconds * gone / max(len(batch.rows), 1)
+            took = min(seconds / batch.predicted, high)  # one stall is no trend
             self.ratio = min(max(0.9 * self.ratio + 0.1 * took, low), high)
             if batch.audit is not None and isinstance(batch.model.promise, Promise):
                 differs = int(probabilities[0].argmax()) != batch.audit.label
@@ -268,7 +264,7 @@ class Queue:
             return promise.state() if isinstance(promise, Promise) else {}
 
     def _setting(self, model: Model) -> Setting:
-        return model.setting.corrected(self.ratio, reserved=self.reserved)
+        return model.setting.corrected(self.ratio, reserved=self.reserve.share)
 
     def _busy(self, now: float, but: int = 0) -> list[float]:
         """How long the workers are still taken; without the one that asks."""
@@ -316,10 +312,8 @@ class Queue:
         facts, terms, rows = row.facts, row.request.terms, len(row.request.rows)
         setting = self._setting(row.request.model)
         alone = rows * setting.seconds(1, facts.length, terms.lowest) / setting.workers
-        if alone > terms.target_ms / 1000.0:
-            return
-        step = -_STEP * _MAY_BE_LATE if met else _STEP * (1.0 - _MAY_BE_LATE)
-        self.reserved = min(max(self.reserved + step, RESERVED), _MOST_RESERVED)
+        if alone <= terms.target_ms / 1000.0:
+            self.reserve.observe(met)
 
     def _note_promise(self, row: Row) -> None:
         model = row.request.model

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from apportion.serving.bench.calibration import summarise
+from apportion.study.report.grouping import Record, grouped, newest, table_of
 from apportion.study.report.query import Records
-from apportion.study.report.serving_tables import Record, grouped, newest, table_of
 from apportion.study.report.table import Table
 
 _METHODS = {"cascade": "budgets of one checkpoint", "depth": "first layers, early exit"}
