@@ -15,6 +15,7 @@ with units in the order of their layers. That takes as long as training the nest
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from apportion.elastic.checkpoint import load
 from apportion.files import write_bytes
 from apportion.serving.bench.timing import measure
 from apportion.serving.guarantees.cascade import Cascade, Pool, ask, ends_at, margins_of
+from apportion.serving.guarantees.certificate import digest_of_texts
 from apportion.serving.guarantees.certifying import mean_cost, prices_of, wrong_of
 from apportion.serving.guarantees.guarantee import binomial_bound, binomial_tail, last_certified
 from apportion.serving.guarantees.threshold_path import find_path
@@ -112,14 +114,17 @@ def runtime_of(place: Place, name: str, method: str, kind: str) -> Runtime:
 
 
 def answers_of(place: Place, label: str, runtime: Runtime, texts: list[str]) -> Pool:
-    """What every level says of every text; kept in a file."""
-    kept = place.runs / "certified" / f"{label}-{runtime.identity['weights'][:12]}.npz"
+    """What every level says of every text; kept in a file of these texts and this runtime."""
+    said = [*runtime.identity.values(), digest_of_texts(texts)]
+    digest = hashlib.sha256("\n".join(said).encode()).hexdigest()
+    kept = place.runs / "certified" / f"{label}-{digest[:12]}.npz"
     if not kept.exists():
         encoded = runtime.tokenizer.encode(texts)
         likely = [ask(runtime, encoded, level=level, batch=BATCH) for level in runtime.levels]
         values: dict[str, Any] = {
             "labels": np.array([one.argmax(axis=-1) for one in likely]),
             "margins": np.array([margins_of(one) for one in likely]),
+            "costs": np.array(runtime.costs),
         }
         part = kept.with_suffix(".part.npz")
         kept.parent.mkdir(parents=True, exist_ok=True)

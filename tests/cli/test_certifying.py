@@ -147,6 +147,7 @@ def test_tags_lead_to_budgets_certificates_and_other_folders(home, capsys):
         ("certify F --texts t.parquet", "not Parquet"),
         ("predict F t.csv --certificate c.json --batch 0", "--batch is 1 at least, not 0"),
         ("predict F t.parquet", "Parquet is read by --engine ray"),
+        ("predict F t.csv --confidence 0.9", "--confidence is of a promise: it needs --disagree"),
         ("predict F t.csv --seed 3", "--seed is of the rows that --disagree-at-most draws"),
     ],
 )

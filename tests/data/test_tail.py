@@ -71,6 +71,12 @@ def test_a_checkpoint_reads_texts_as_it_was_trained(tmp_path):
     assert again is not None and again.tail == 9 and again.encode([LONG]) == words.encode([LONG])
 
 
+def test_tokenizers_that_read_other_tokens_have_other_digests():
+    words = Tokenizer.of(tokenizer(), 12)
+    assert words.digest == Tokenizer.of(tokenizer(), 12).digest
+    assert len({words.digest, words.with_tail(9).digest, words.with_tail(8).digest}) == 3
+
+
 @pytest.mark.parametrize("tail", [-1, 12, 1.5, "9", None])
 def test_a_tail_leaves_a_token_of_the_start(tail):
     with pytest.raises(ValueError, match="a tail is 0 to 11 tokens"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pools import Cached, pool
 
-from apportion.data.rows import BadRow, Row
+from apportion.data.rows import BadRow, Row, read_csv
 from apportion.serving.batch.answering import Audited, answer_rows, by_cascade, lines_of_answers
 from apportion.serving.batch.routing import Router, read_routing
 from apportion.serving.guarantees.cascade import Cascade, Pool, ends_at
@@ -142,7 +142,7 @@ def test_a_certificate_is_read_as_it_was_written(certificate, tmp_path):
     assert Certificate.load(tmp_path / "c.json") == certificate
 
 
-@pytest.mark.parametrize("name", ["weights", "tokenizer", "runtime", "precision"])
+@pytest.mark.parametrize("name", ["weights", "levels", "tokenizer", "runtime", "precision"])
 def test_a_certificate_of_another_model_is_refused(certificate, runtime, name):
     other = replace(certificate, identity={**certificate.identity, name: "y" * 64})
     with pytest.raises(ValueError, match=f"other {name} .yyyyyyyyyyyy….*certify this folder"):
@@ -273,6 +273,17 @@ def test_rows_go_where_their_tags_lead(runtime, certificate, tmp_path):
     assert {one.budget for one in found[2::3]} == {0.25}
     certified = ends_at(runtime.answers.margins, certificate.thresholds)[1:300:3]
     assert [one.budget for one in found[1::3]] == [runtime.levels[n] for n in certified]
+
+
+def test_a_row_without_a_tag_takes_the_default(runtime, tmp_path):
+    rows = list(read_csv(["text,topic\n", "row 1,\n"], "x", ["text"], "topic", blank=True))
+    assert rows == [Row(2, "row 1", "")]
+    default = read_routing(write_routing(tmp_path, "[default]\nbudget = 0.25\n"))
+    (answer,) = Router(default, runtime).answer(rows)
+    assert answer.budget == 0.25
+    none = read_routing(write_routing(tmp_path, "[tags.easy]\nbudget = 0.5\n"))
+    (bad,) = Router(none, runtime).answer(rows)
+    assert bad.problem.startswith("the tag '' has no route")
 
 
 def test_a_tag_without_a_route_or_a_default_is_a_row_that_cant_be_answered(runtime, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from pools import PRICES, pool
 
 from apportion.serving.guarantees.cascade import ends_at
+from apportion.serving.guarantees.certifying import texts_needed
 from apportion.serving.guarantees.file_certifying import draw_sizes, last_of_file, most_rows
 from apportion.serving.guarantees.guarantee import (
     binomial_bound,
@@ -32,6 +33,15 @@ def test_the_rows_that_can_certify_anything_are_these():
         needed = rows_needed(epsilon, delta)
         assert (1 - epsilon) ** needed <= delta
         assert needed == 1 or (1 - epsilon) ** (needed - 1) > delta
+
+
+def test_a_promise_that_takes_milliards_of_rows_is_counted_at_once():
+    assert rows_needed(1e-9, 0.05) == pytest.approx(-math.log(0.05) * 1e9, rel=1e-6)
+    assert rows_needed(1e-15, 0.05) > 1e15
+    for epsilon in (0.01, 0.3, 1e-9):
+        count, needed = texts_needed(epsilon, 0.05), rows_needed(epsilon, 0.05)
+        assert count - count // 3 >= needed and count // 3 >= 20
+        assert count == 60 or (count - 1) - (count - 1) // 3 < needed
 
 
 def test_tails_are_exact():

@@ -48,6 +48,20 @@ def test_parts_in_any_order_become_all_rows_in_theirs(tmp_path_factory, seed, ro
     assert [one.row for one in parts.merged()] == list(range(rows))
 
 
+def test_a_part_whose_answers_are_damaged_or_gone_is_due_again(tmp_path):
+    for number, name in enumerate(("whole", "cut", "gone", "other")):
+        write_part(tmp_path, f"{name}_0", [2 * number, 2 * number + 1])
+    cut = tmp_path / "answers" / "cut_0-0.parquet"
+    cut.write_bytes(cut.read_bytes()[:-20])
+    (tmp_path / "answers" / "gone_0-0.parquet").unlink()
+    other = pa.Table.from_pylist([vars(answer(6))])
+    pq.write_table(other, tmp_path / "answers" / "other_0-0.parquet")  # a row is missing
+    parts = Parts(tmp_path)
+    parts.mend()
+    assert parts.numbers().tolist() == [0, 1] and parts.rows() == 2
+    assert [one.row for one in parts.merged()] == [0, 1]
+
+
 def test_a_part_that_was_not_confirmed_is_no_answer(tmp_path):
     write_part(tmp_path, "x_000000", [0, 1])
     write_part(tmp_path, "x_000001", [2, 3], counts=False)

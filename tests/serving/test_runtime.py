@@ -18,6 +18,7 @@ import torch
 from architectures import SHAPES, ask, from_transformers
 from commands import run as command
 from pretrained import write_classifier
+from shortened import frontier
 from texts import CLUES, rows
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -439,7 +440,8 @@ def test_a_file_for_vnni_warns_where_there_is_none(checkpoint, tmp_path, monkeyp
     export(checkpoint, tmp_path / "out", texts=TEXTS, int8=True, target="vnni")
     monkeypatch.setattr("apportion.serving.runtime.engines.int8_target", lambda: "any")
     with pytest.warns(UserWarning, match="processors with VNNI, which this one has not"):
-        Runtime(tmp_path / "out")
+        wrong = Runtime(tmp_path / "out")
+    assert wrong.identity["precision"] == "int8, saturating"  # so no certificate fits it
 
 
 def test_dynamic_scales_are_checked_on_all_texts(checkpoint, tmp_path):
@@ -544,10 +546,21 @@ def test_a_checkpoint_and_its_export_are_run_as_one_object(both):
         assert [name for name, _ in answers[0]] == [name for name, _ in answers[1]]
 
 
+def test_the_same_weights_at_levels_that_buy_other_units_are_another_model(checkpoint, tmp_path):
+    other = copy.deepcopy(checkpoint)
+    other.model.shortened(frontier(other.model.units.layers))
+    for name, made in (("one", checkpoint), ("same", checkpoint), ("other", other)):
+        save(made, tmp_path / name)
+    one, same, shortened = (Runtime(tmp_path / name).identity for name in ("one", "same", "other"))
+    assert one == same and one["weights"] == shortened["weights"]
+    assert one["levels"] != shortened["levels"]
+
+
 def test_an_identity_names_weights_words_runtime_and_precision(both, checkpoint, tmp_path):
     views, file = both
     for runtime, library in ((views, "torch "), (file, "onnxruntime ")):
-        assert set(runtime.identity) == {"weights", "tokenizer", "runtime", "precision"}
+        names = {"weights", "levels", "tokenizer", "runtime", "precision"}
+        assert set(runtime.identity) == names
         assert runtime.identity["runtime"].startswith(library)
         assert len(runtime.identity["weights"]) == len(runtime.identity["tokenizer"]) == 64
         assert runtime.identity["precision"] == "float32"

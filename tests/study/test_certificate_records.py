@@ -7,7 +7,9 @@ from pathlib import Path
 
 import certified
 import drift_streams
+import numpy as np
 import pytest
+import validity
 from cascades import write_folders
 from pools import Cached, pool
 from texts import folder
@@ -47,6 +49,27 @@ def test_a_draw_is_certified_and_its_truth_counted(monkeypatch):
     assert sum(facts["ends"]) == pytest.approx(1.0, abs=1e-3)
     other, _ = certified.certify_draw(runtime.answers, runtime, draw=2, epsilon=0.02)
     assert other["disagreements"] != facts["disagreements"] or other["cost"] != facts["cost"]
+
+
+def test_promises_are_checked_on_answers_and_a_check_can_fail(tmp_path, capsys, monkeypatch):
+    (tmp_path / "certified").mkdir()
+    answers = pool(8000, 3)
+    np.savez(
+        tmp_path / "certified" / "some-set-cascade-int8-abc.npz",
+        labels=answers.labels,
+        margins=answers.margins,
+        costs=np.array([0.125, 0.25, 1.0]),
+    )
+    out = tmp_path / "made.jsonl"
+    words = ["validity", str(tmp_path), "--epsilon", "0.02", "--draws", "40", "--out", str(out)]
+    for _ in range(2):  # what has a record is left out
+        monkeypatch.setattr("sys.argv", words)
+        validity.main()
+    (line,) = records.read(out)
+    made = records.record_of(line)
+    assert (made.data, made.method, made.run_by) == ("some-set", "cascade", "int8")
+    assert made.broken <= 0.15 < made.broken_at_half and made.boldest > 0.02
+    assert made.files_certified > 0.9 and made.files_broken <= 0.15
 
 
 @pytest.mark.slow

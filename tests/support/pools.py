@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from apportion.serving.guarantees.cascade import Pool
+from apportion.serving.guarantees.certificate import IDENTITY
 from apportion.serving.runtime.session import Runtime
 
 PRICES = (0.15, 0.3, 1.0)
@@ -48,7 +49,7 @@ class Cached(Runtime):
     def __init__(self, answers: Pool) -> None:
         self.answers, self.tokenizer = answers, Numbers()
         self.levels, self.costs, self.classes = (0.125, 0.25, 1.0), (0.125, 0.25, 1.0), ("a", "b")
-        self.identity = dict.fromkeys(("weights", "tokenizer", "runtime", "precision"), "x" * 64)
+        self.identity = dict.fromkeys(IDENTITY, "x" * 64)
         self.facts, self.threads = {}, 1
         self.asked = dict.fromkeys(self.levels, 0)
 

@@ -52,8 +52,7 @@ class Asked:
         columns = self.columns or (runtime.facts.get("task") or {}).get("text", ["text"])
         with opened(self.texts) as stream, Watch(stream, self.texts) as watch:
             if self.is_csv:
-                rows = read_csv(stream, self.name, columns, tag)
-                yield (_of_tags(rows) if tag else rows), watch
+                yield read_csv(stream, self.name, columns, tag, blank=True), watch
             else:
                 yield read_lines(stream), watch
 
@@ -88,16 +87,6 @@ class Asked:
         shares = (f"{100 * n / rows:.1f} % at {budget:g}" for budget, n in sorted(ended.items()))
         if rows:
             say(f"answered: {', '.join(shares)}")
-
-
-def _of_tags(rows: Iterable[Row | BadRow]) -> Iterator[Row | BadRow]:
-    """Rows whose labels are tags, also where one is missing."""
-    from apportion.data.rows import BadRow
-
-    for row in rows:
-        if isinstance(row, BadRow) and row.problem == "the label is empty":
-            row = BadRow(row.line, "the tag is empty")
-        yield row
 
 
 def answer_texts(
@@ -179,6 +168,7 @@ def _by_routing(asked: Asked, file: Path, tag: str | None) -> None:
 def _by_promise(asked: Asked, disagree_at_most: float, confidence: float, seed: int) -> None:
     from apportion.files import discard, sha256
     from apportion.serving.batch.answering import answer_rows, by_cascade
+    from apportion.serving.guarantees.certifying import check_texts
     from apportion.serving.guarantees.file_certifying import certify_file, draw_rows, most_rows
     from apportion.serving.guarantees.guarantee import check_promise
     from apportion.serving.runtime.session import Runtime
@@ -193,6 +183,7 @@ def _by_promise(asked: Asked, disagree_at_most: float, confidence: float, seed: 
     before = sha256(asked.texts)
     with asked.rows(runtime) as (rows, _):
         count, drawn = draw_rows(rows, most=most_rows(epsilon, delta), seed=seed)
+    check_texts([row.text for row in drawn], runtime.classes)
     made = certify_file(
         runtime,
         drawn,
@@ -210,11 +201,20 @@ def _by_promise(asked: Asked, disagree_at_most: float, confidence: float, seed: 
         answered = answer_rows(
             answering, rows, words=runtime.tokenizer, classes=runtime.classes, chunk=asked.chunk
         )
-        asked.write(answered, runtime.classes, watch)
-    if sha256(asked.texts) != before:
-        raise ValueError(f"{asked.texts} changed while it was read, so nothing is certain of it")
+        asked.write(_of_unchanged(asked.texts, before, answered), runtime.classes, watch)
     made.statement.save(beside, texts=before, answers=sha256(asked.out))
     say(f"{made.statement.says} ({beside})")
+
+
+def _of_unchanged(
+    texts: Path, digest: str, answered: Iterable[Answer | BadRow]
+) -> Iterator[Answer | BadRow]:
+    """All answers to a file; if it changed meanwhile, an error before they take their place."""
+    from apportion.files import sha256
+
+    yield from answered
+    if sha256(texts) != digest:
+        raise ValueError(f"{texts} changed while it was read, so nothing is certain of it")
 
 
 class Once:

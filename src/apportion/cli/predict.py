@@ -78,7 +78,10 @@ def predict(
             "model's, such as 0.01; the statement is written beside --out."
         ),
     ] = None,
-    confidence: Annotated[float, typer.Option(help="Of the statement about this file.")] = 0.95,
+    confidence: Annotated[
+        float | None,
+        typer.Option(help="Of the statement about this file. \\[default: 0.95]"),
+    ] = None,
     routing: Annotated[
         Path | None,
         typer.Option(
@@ -167,9 +170,11 @@ def predict(
 
     if batch < 1:
         raise ValueError(f"--batch is 1 at least, not {batch}")
+    if confidence is not None and disagree_at_most is None:
+        raise ValueError("--confidence is of a promise: it needs --disagree-at-most")
     if check_engine(engine, address, actors=actors, id=id_column):
         check_unused(strict=strict, soft=soft, within_ms=within_ms, format=form, audit=audit)
-        check_unused(disagree_at_most=disagree_at_most, seed=seed)
+        check_unused(disagree_at_most=disagree_at_most, confidence=confidence, seed=seed)
         check_unused(length=length, overlap=overlap, until_sure=until_sure)
         predict_with_ray(
             folder,
@@ -225,7 +230,8 @@ def predict(
                 "--budget, --within-ms and --soft out"
             )
         files = Asked(folder, texts, out, form, csv_wanted, column, batch, threads)
-        promise = None if disagree_at_most is None else (disagree_at_most, confidence)
+        sure = 0.95 if confidence is None else confidence
+        promise = None if disagree_at_most is None else (disagree_at_most, sure)
         answer_texts(
             files,
             certificate=certificate,

@@ -38,9 +38,14 @@ def open_text(path: Path) -> TextIO:
 
 
 def read_csv(
-    stream: Iterable[str], where: str, text: Sequence[str], label: str | None
+    stream: Iterable[str],
+    where: str,
+    text: Sequence[str],
+    label: str | None,
+    *,
+    blank: bool = False,
 ) -> Iterator[Row | BadRow]:
-    """The rows of a CSV file in order, read as they are asked for.
+    """The rows of a CSV file in order, read as they are asked for. `blank`: labels may be empty.
 
     The first line names the columns. The official files of AG News and DBpedia14 have no such
     line: there the first column is the class, a number, and the others are the text.
@@ -72,12 +77,12 @@ def read_csv(
     texts = list(range(1, len(names))) if bare else [names.index(name) for name in text]
     labels = 0 if bare else names.index(label) if label else None
     if bare:
-        yield row_of(line, first, len(names), texts, labels)
+        yield row_of(line, first, len(names), texts, labels, blank=blank)
     for line, fields in records:
         if isinstance(fields, BadRow):
             yield fields
         else:
-            yield row_of(line, fields, len(names), texts, labels)
+            yield row_of(line, fields, len(names), texts, labels, blank=blank)
 
 
 def read_lines(stream: Iterable[str]) -> Iterator[Row | BadRow]:
@@ -172,7 +177,13 @@ class _Lines:
 
 
 def row_of(
-    line: int, fields: list[str], count: int, texts: list[int], label: int | None
+    line: int,
+    fields: list[str],
+    count: int,
+    texts: list[int],
+    label: int | None,
+    *,
+    blank: bool = False,
 ) -> Row | BadRow:
     """A row of some fields: those at some places are its text, one may be its label."""
     if len(fields) != count:
@@ -188,7 +199,7 @@ def row_of(
         return BadRow(line, f"a text of {len(text):,} characters; the most is {LONGEST:,}")
     if label is None:
         return Row(line, text)
-    if not fields[label].strip():
+    if not blank and not fields[label].strip():
         return BadRow(line, "the label is empty")
     return Row(line, text, fields[label].strip())
 

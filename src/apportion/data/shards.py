@@ -16,7 +16,6 @@ from apportion.files import sha256
 
 KINDS = ("csv", "parquet", "lines")
 _SUFFIXES = {".csv": "csv", ".parquet": "parquet"}  # any other is a file of lines
-_EMPTY_LABEL = "the label is empty"
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,11 @@ def read_shard(shard: Shard, columns: Columns) -> Iterator[MarkedRow | BadRow]:
         # The file is read once per mark, side by side, since a row has one label.
         readers = [
             read_csv(
-                opened.enter_context(open_text(shard.path)), shard.path.name, columns.text, mark
+                opened.enter_context(open_text(shard.path)),
+                shard.path.name,
+                columns.text,
+                mark,
+                blank=True,
             )
             for mark in columns.marks or (None,)
         ]
@@ -122,16 +125,15 @@ def read_shard(shard: Shard, columns: Columns) -> Iterator[MarkedRow | BadRow]:
 def _marked(rows: Sequence[Row | BadRow], columns: Columns) -> MarkedRow | BadRow:
     """One row of readings that differ in their labels alone."""
     marks: list[str] = []
-    for row, name in zip(rows, columns.marks or ("",), strict=True):
+    for row in rows:
         if isinstance(row, BadRow):
-            empty = columns.marks and row.problem == _EMPTY_LABEL
-            return replace(row, problem=f"{name} is empty") if empty else row
+            return row
         marks.append(row.label)
     first = rows[0]
     assert isinstance(first, Row)
     of = dict(zip(columns.marks, marks, strict=False))
     return MarkedRow(
-        first.line, first.text, id=of.get(columns.id or ""), tag=of.get(columns.tag or "")
+        first.line, first.text, id=of.get(columns.id or "") or None, tag=of.get(columns.tag or "")
     )
 
 
@@ -157,7 +159,9 @@ def _read_parquet(path: Path, columns: Columns) -> Iterator[MarkedRow | BadRow]:
                 number += 1
                 words = ["" if field is None else str(field) for field in fields]
                 places = range(len(texts), len(wanted)) if columns.marks else (None,)
-                readings = [row_of(number, words, len(wanted), texts, place) for place in places]
+                readings = [
+                    row_of(number, words, len(wanted), texts, place, blank=True) for place in places
+                ]
                 yield _marked(readings, columns)
 
 

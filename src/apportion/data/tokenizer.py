@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -97,6 +98,12 @@ class Tokenizer:
         if self.settings is None:
             raise ValueError("a tail stands in the settings of a pretrained model's tokenizer")
         return Tokenizer.from_json(self.to_json(), {**self.settings, _TAIL: tail})
+
+    @property
+    def digest(self) -> str:
+        """A hash of what decides how a text is read: the tokenizer, and a tail that is kept."""
+        words = self.to_json() + (f"\n{_TAIL} {self.tail}" if self.tail else "")
+        return hashlib.sha256(words.encode("utf-8")).hexdigest()
 
     def __len__(self) -> int:
         return int(self._tokenizer.get_vocab_size())

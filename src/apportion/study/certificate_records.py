@@ -42,6 +42,27 @@ class CertifiedRecord(TracedRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ValidityRecord(TracedRecord):
+    """How often promises are broken where the answers to a population are known.
+
+    `stage` is a digest of the runtime and the texts.
+    """
+
+    kind: ClassVar[str] = "validity"
+    data: Annotated[str, "name of the data set"]
+    run_by: Annotated[str, "`torch`, or `int8` for the exported file"]
+    disagree_at_most: Annotated[float, "share of the answers that may differ, as promised"]
+    population: Annotated[int, "rows whose answers are known at all levels"]
+    draws: Annotated[int, "of rows that tune and test, and of files"]
+    boldest: Annotated[float, "share that differs at the end of the path that was tested"]
+    broken: Annotated[float, "share of the promises made with 95 % confidence that are not kept"]
+    broken_at_half: Annotated[float, "likewise with 50 %: a check that can fail"]
+    file_rows: Annotated[int, "of a file that is drawn from the population"]
+    files_broken: Annotated[float, "share of the files that have more that differ than was said"]
+    files_certified: Annotated[float, "share of the files that were not answered whole"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class WindowsRecord(TracedRecord):
     """Documents read window by window until sure. `stage` is the digest of the weights."""
 

@@ -57,6 +57,21 @@ class Parts:
         self.answers, self.done = folder / "answers", folder / "done"
         self._rows: dict[str, int] = {}
 
+    def mend(self) -> None:
+        """Parts whose answers are damaged or gone count no more, so their rows are due again.
+
+        A machine that loses power, or a node that dies as it writes a part once more, may leave
+        the second file of a part without the first.
+        """
+        written = {name: 0 for name in self._names()}
+        for path in self.answers.glob("*.parquet"):
+            name = path.stem.rpartition("-")[0]
+            if name in written:
+                written[name] += _rows_of(path)
+        for name, rows in written.items():
+            if rows == 0 or rows != _rows_of(self.done / f"{name}.parquet"):
+                (self.done / f"{name}.parquet").unlink()
+
     def rows(self) -> int:
         """How many rows have been answered; each part is looked at once."""
         import pyarrow.parquet as pq
@@ -114,6 +129,16 @@ class Parts:
             groups = [about.row_group(number) for number in range(about.num_row_groups)]
             place = about.schema.names.index("row")
             yield min(group.column(place).statistics.min for group in groups), path.name
+
+
+def _rows_of(path: Path) -> int:
+    """The rows of a Parquet file; of one that can't be read, none."""
+    import pyarrow.parquet as pq
+
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (OSError, ValueError):  # ArrowInvalid is a ValueError
+        return 0
 
 
 @dataclass(frozen=True)

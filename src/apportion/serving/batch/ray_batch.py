@@ -21,7 +21,7 @@ from typing import Any
 
 from apportion.data.rows import BadRow, Row
 from apportion.data.shards import Columns, Shard, find_shards
-from apportion.files import holding, read_json, remove, write_text
+from apportion.files import first_line, holding, read_json, remove, write_text
 from apportion.serving.batch.parts import (
     Answer,
     Layout,
@@ -112,6 +112,7 @@ def predict_on_ray(
         _open_job(place, _job_of(question, runtime.identity, shards, columns))
         del runtime
         parts = Parts(place)
+        parts.mend()
         before = len(parts.numbers())
         try:
             if before < total:
@@ -232,6 +233,7 @@ def _run(
     share = max(0.01, min(0.8, round((cpus - _FREE) / actors, 2)))
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     settings = DataContext.get_current().copy()
+    settings.raise_original_map_exception = True  # what an actor says, and not where it said it
     settings.enable_progress_bars = settings.print_on_execution_start = False
     settings.target_max_block_size = part
     noting: dict[str, Any] = {
@@ -261,7 +263,8 @@ def _run(
             cause = getattr(error, "cause", None)
             if isinstance(cause, ValueError):
                 raise ValueError(str(cause)) from None
-            raise OSError(f"the job on Ray failed; the same command goes on: {error}") from error
+            why = first_line(cause if isinstance(cause, Exception) else error)
+            raise OSError(f"the job on Ray failed; the same command goes on: {why}") from error
 
 
 def actors_for(size: int, *, asked: int | None, cpus: float, part: int) -> int:

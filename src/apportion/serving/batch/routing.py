@@ -129,7 +129,10 @@ class Timely:
         for places, inputs in batches_of(self.runtime.tokenizer, encoded, batch):
             deadline = Deadline(self.runtime.forecast, self.ms, tell=self._tell)
             level = deadline.level([inputs["input_ids"].shape])
-            likely[places] = softmax(self.runtime(**inputs, budget=level))
+            logits = self.runtime(**inputs, budget=level)
+            if not np.isfinite(logits).all():
+                raise ValueError(f"the model answers with numbers that are none, at {level:g}")
+            likely[places] = softmax(logits)
             levels[places] = level
         return likely, levels
 

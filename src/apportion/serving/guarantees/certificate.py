@@ -17,7 +17,7 @@ from typing import Any
 from apportion.files import json_text, read_json, write_text
 
 FORMAT, VERSION = "apportion-certificate", 1
-IDENTITY = ("weights", "tokenizer", "runtime", "precision")
+IDENTITY = ("weights", "levels", "tokenizer", "runtime", "precision")
 
 
 @dataclass(frozen=True)

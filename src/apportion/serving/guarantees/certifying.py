@@ -111,8 +111,9 @@ def certify(
 
 def texts_needed(epsilon: float, delta: float) -> int:
     """The fewest different texts that can certify anything once a third of them has tuned."""
-    count = rows_needed(epsilon, delta)
-    while count - count // _TUNED < rows_needed(epsilon, delta) or count // _TUNED < _FEWEST:
+    needed = rows_needed(epsilon, delta)
+    count = max(needed * _TUNED // (_TUNED - 1) - _TUNED, _FEWEST * _TUNED, needed)
+    while count - count // _TUNED < needed:
         count += 1
     return count
 

@@ -29,11 +29,16 @@ def check_promise(disagree_at_most: float, confidence: float) -> tuple[float, fl
 
 def rows_needed(epsilon: float, delta: float) -> int:
     """The fewest rows that can certify anything: so many without one disagreement."""
-    count = max(1, math.ceil(math.log(delta) / math.log1p(-epsilon)))
+    each = math.log1p(-epsilon)  # 1 - ε itself would be rounded away where ε is tiny
+
+    def enough(rows: int) -> bool:
+        return math.exp(rows * each) <= delta
+
+    count = max(1, math.ceil(math.log(delta) / each))
     # The quotient may be rounded to either side of a whole number.
-    while count > 1 and (1.0 - epsilon) ** (count - 1) <= delta:
-        count -= 1
-    return count if (1.0 - epsilon) ** count <= delta else count + 1
+    if count > 1 and enough(count - 1):
+        return count - 1
+    return count if enough(count) else count + 1
 
 
 def binomial_tail(disagreements: ArrayLike, rows: int, epsilon: float) -> NDArray[np.float64]:

@@ -6,8 +6,9 @@ Both are made from a folder and say the same of it. Torch is imported for checkp
 from __future__ import annotations
 
 import hashlib
+import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,7 +60,8 @@ class FileEngine:
         answers, classes = self._session.get_outputs()[0].shape[-1], self.facts["classes"]
         if answers != len(classes):
             raise ValueError(f"{folder} names {len(classes)} classes, and its graph has {answers}")
-        if self.facts.get("target") == "vnni" and int8_target() != "vnni":
+        saturates = self.facts.get("target") == "vnni" and int8_target() != "vnni"
+        if saturates:
             warnings.warn(
                 f"{folder} has int8 weights for processors with VNNI, which this one has not: its "
                 "products saturate, so answers are wrong; export with --target any",
@@ -67,12 +69,12 @@ class FileEngine:
             )
         text = (folder / TOKENIZER).read_text(encoding="utf-8")
         self.tokenizer = Tokenizer.from_json(text, read_json(folder / SETTINGS))
-        files = self.facts["files"]
         self.identity = {
-            "weights": files[GRAPH]["sha256"],
-            "tokenizer": files[TOKENIZER]["sha256"],
+            "weights": self.facts["files"][GRAPH]["sha256"],
+            "levels": _digest(self.facts),
+            "tokenizer": self.tokenizer.digest,
             "runtime": f"onnxruntime {onnxruntime.__version__}",
-            "precision": self.facts["precision"],
+            "precision": self.facts["precision"] + (", saturating" if saturates else ""),
         }
 
     def answer(
@@ -102,6 +104,7 @@ class ViewEngine:
         torch = require("torch")
 
         from apportion.elastic.checkpoint import load, weights_sha256
+        from apportion.models.configs import config_of
         from apportion.serving.runtime.arrays import on_arrays
         from apportion.serving.runtime.skipping import Skipping
 
@@ -134,10 +137,13 @@ class ViewEngine:
             "precision": "float32",
             "task": loaded.notes.get("task"),
         }
-        words = loaded.words.to_json().encode("utf-8")
         self.identity = {
             "weights": weights_sha256(loaded.model),
-            "tokenizer": hashlib.sha256(words).hexdigest(),
+            # Weights do not say which units and tokens a level buys, nor what is computed of them.
+            "levels": _digest(
+                self.facts, repr(model and model.frontier), _shape(config_of(loaded.plain))
+            ),
+            "tokenizer": self.tokenizer.digest,
             "runtime": f"torch {torch.__version__.split('+')[0]}",
             "precision": "float32",
         }
@@ -150,6 +156,19 @@ class ViewEngine:
         if types is not None:
             given["token_type_ids"] = types
         return self._at[level](**given)
+
+
+def _digest(facts: Mapping[str, Any], *others: Any) -> str:
+    """A hash of what levels buy, and of what else decides what they compute."""
+    names = ("levels", "costs", "kept", "shares")
+    values = [{name: facts.get(name) for name in names}, *others]
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config without what it says of where it lay and who wrote it."""
+    written = ("transformers_version",)
+    return {n: v for n, v in config.items() if not n.startswith("_") and n not in written}
 
 
 def open_session(path: Path, threads: int) -> Any:
