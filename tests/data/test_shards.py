@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from texts import rows, write
 
-from apportion.data.rows import Row
+from apportion.data.rows import BadRow, Row
 from apportion.data.shards import Columns, MarkedRow, find_shards, read_shard
 
 MADE = rows(30, 4)

@@ -28,6 +28,7 @@ from apportion.elastic.checkpoint import Checkpoint, save
 from apportion.elastic.elastic import Elastic
 from apportion.models.hub import tokenizer_of_folder
 from apportion.models.reloading import load_folder
+from apportion.serving.batch import ray_cluster
 from apportion.serving.batch.parts import Parts
 from apportion.serving.batch.questions import Question
 from apportion.serving.batch.ray_batch import (
@@ -282,6 +283,21 @@ def closed_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+def test_whoever_listens_and_says_nothing_or_has_a_slow_name_is_no_cluster(monkeypatch):
+    monkeypatch.setattr(ray_cluster, "_QUICK", 0.1)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(ValueError, match="no Ray answers at '127.0.0.1:"):
+            ray_cluster.check_answers(f"127.0.0.1:{silent.getsockname()[1]}")
+    # A look at a name is bounded by no timeout of the socket's.
+    monkeypatch.setattr(socket, "create_connection", lambda *a, **k: time.sleep(5))
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="no Ray answers at 'nowhere.example:6379'"):
+        ray_cluster.check_answers("nowhere.example:6379")
+    assert time.monotonic() - started < 5  # it did not wait for it
 
 
 @pytest.mark.slow

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
@@ -77,14 +77,18 @@ def check_answers(address: str) -> None:
     if "://" in address or not (host and colon and port.isdecimal()):
         raise ValueError(f"an address of Ray is host:port or auto, not {address!r}")
     nothing = f"no Ray answers at {address!r}; `ray start --head` prints the address of a cluster"
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_QUICK) as connection:
-            connection.sendall(_HELLO)
-            answer = connection.recv(9)
-    except (OSError, OverflowError):
-        raise ValueError(nothing) from None
-    if len(answer) < 4 or answer[3] != _SETTINGS or not _has_cluster(address):
+    if not _within(2 * _QUICK, lambda: _greets(host.strip("[]"), port)) or not _has_cluster(
+        address
+    ):
         raise ValueError(nothing)
+
+
+def _greets(host: str, port: str) -> bool:
+    """Whether somebody who speaks gRPC listens there."""
+    with socket.create_connection((host, int(port)), timeout=_QUICK) as connection:
+        connection.sendall(_HELLO)
+        answer = connection.recv(9)
+    return len(answer) >= 4 and answer[3] == _SETTINGS
 
 
 def _has_cluster(address: str) -> bool:
@@ -92,8 +96,21 @@ def _has_cluster(address: str) -> bool:
     # Ray has no public way to ask that ends in time.
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
-    found: list[object] = []
-    asking = Thread(target=lambda: found.append(GcsClient(address=address)), daemon=True)
+    return _within(_PATIENT, lambda: GcsClient(address=address) is not None)
+
+
+def _within(seconds: float, ask: Callable[[], bool]) -> bool:
+    """What somebody says who may take longer than that, as a look at a name does.
+
+    False if he does, or fails.
+    """
+    found: list[bool] = []
+
+    def run() -> None:
+        with suppress(Exception):
+            found.append(ask())
+
+    asking = Thread(target=run, daemon=True)
     asking.start()
-    asking.join(_PATIENT)
-    return bool(found)
+    asking.join(seconds)
+    return bool(found and found[0])
