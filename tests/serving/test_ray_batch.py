@@ -290,12 +290,12 @@ def test_whoever_listens_and_says_nothing_or_has_a_slow_name_is_no_cluster(monke
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        with pytest.raises(ValueError, match="no Ray answers at '127.0.0.1:"):
+        with pytest.raises(ValueError, match="no Ray answers at '127"):
             ray_cluster.check_answers(f"127.0.0.1:{silent.getsockname()[1]}")
     # A look at a name is bounded by no timeout of the socket's.
     monkeypatch.setattr(socket, "create_connection", lambda *a, **k: time.sleep(5))
     started = time.monotonic()
-    with pytest.raises(ValueError, match="no Ray answers at 'nowhere.example:6379'"):
+    with pytest.raises(ValueError, match="no Ray answers at 'nowhere"):
         ray_cluster.check_answers("nowhere.example:6379")
     assert time.monotonic() - started < 5  # it did not wait for it
 

@@ -77,9 +77,8 @@ def check_answers(address: str) -> None:
     if "://" in address or not (host and colon and port.isdecimal()):
         raise ValueError(f"an address of Ray is host:port or auto, not {address!r}")
     nothing = f"no Ray answers at {address!r}; `ray start --head` prints the address of a cluster"
-    if not _within(2 * _QUICK, lambda: _greets(host.strip("[]"), port)) or not _has_cluster(
-        address
-    ):
+    host = host.strip("[]")
+    if not _within(2 * _QUICK, lambda: _greets(host, port)) or not _has_cluster(address):
         raise ValueError(nothing)
 
 
