@@ -23,6 +23,7 @@ from clusters import ON_RAY, two_cpus, workers
 from commands import run as command
 from pretrained import write_classifier
 from texts import CLUES, rows, write
+from virtual import certificate
 
 from apportion.elastic.checkpoint import Checkpoint, save
 from apportion.elastic.elastic import Elastic
@@ -41,6 +42,7 @@ from apportion.serving.batch.ray_batch import (
 )
 from apportion.serving.batch.ray_cluster import require_ray
 from apportion.serving.guarantees.cascade import Cascade, ask, margins_of
+from apportion.serving.guarantees.certificate import Certificate
 from apportion.serving.runtime.exporting import export
 from apportion.serving.runtime.session import Runtime
 
@@ -118,6 +120,31 @@ class TestOnRay:
         check_answers(found, Runtime(models / "exported"), 0.5)
         assert [row["file"] for row in found] == ["a.csv"] * 120 + ["b.parquet"] * 120
         assert not job_folder(out).exists()
+
+    def test_certificates_and_routes_are_those_of_the_local_engine(self, models, tmp_path, capsys):
+        made = write_certificate(models / "exported", tmp_path / "c.json")
+        routing = tmp_path / "routing.toml"
+        routing.write_text(
+            'tag = "kind"\n[default]\nbudget = 0.25\n[tags.law]\ncertificate = "c.json"\n'
+            f"[tags.old]\nfolder = {str(models / 'checkpoint')!r}\nbudget = 0.5\n"
+        )
+        tagged = [(("law", "old", "")[n % 3], text) for n, text in enumerate(TEXTS)]
+        write(tmp_path / "texts.csv", tagged, ("kind", "text"))
+        folder, texts = str(models / "exported"), str(tmp_path / "texts.csv")
+        for option in (["--certificate", str(tmp_path / "c.json")], ["--routing", str(routing)]):
+            told = []
+            for engine in ("local", "ray"):
+                out = tmp_path / f"{engine}.csv"
+                words = ["predict", folder, texts, "--out", str(out), *option]
+                words += ["--engine", "ray"] if engine == "ray" else []
+                assert command(capsys, *words)[0] == 0
+                told.append([(r["line"], r["label"], float(r["budget"])) for r in read(out)])
+            assert told[0] == told[1] and len(told[0]) == len(TEXTS)
+            assert len({budget for _, _, budget in told[0]}) > 1
+        ended = {
+            budget for (kind, _), (_, _, budget) in zip(tagged, told[1], strict=True) if not kind
+        }
+        assert ended == {0.25} and made.certified
 
     def test_an_actor_that_is_killed_costs_no_row_and_doubles_none(self, models, texts, tmp_path):
         killed: list[int] = []
@@ -201,19 +228,34 @@ def test_an_actor_routes_rows_by_their_tags(models, tmp_path):
     assert all("'odd' has no route" in one["problem"] for one in said[2:-1:3])
 
 
-def test_an_actor_answers_by_a_certificate_as_the_cascade_does(models, monkeypatch):
-    runtime = Runtime(models / "exported")
+def write_certificate(folder: Path, path: Path, **changes) -> Certificate:
+    """A certificate of a folder, by which some texts end at its lowest level."""
+    runtime = Runtime(folder)
     lowest = ask(runtime, runtime.tokenizer.encode(TEXTS), level=runtime.levels[0])
-    thresholds = [float(np.median(margins_of(lowest))), *[None] * (len(runtime.levels) - 2)]
-    cascade = Cascade(runtime, thresholds)
-    monkeypatch.setattr("apportion.serving.batch.questions.Certificate.load", lambda path: None)
-    certified = lambda runtime, certificate: Cascade(runtime, thresholds)  # noqa: E731
-    monkeypatch.setattr("apportion.serving.batch.questions.Cascade.certified", certified)
-    question = Question(str(models / "exported"), certificate="certificate.json")
+    thresholds = (float(np.median(margins_of(lowest))), *[None] * (len(runtime.levels) - 2))
+    shares = (1.0, *[0.0] * (len(runtime.levels) - 1))
+    values = {"levels": runtime.levels, "ends": shares, "identity": dict(runtime.identity)}
+    made = certificate(thresholds, **{**values, **changes})
+    made.save(path)
+    return made
+
+
+def test_an_actor_answers_by_a_certificate_as_the_cascade_does(models, tmp_path):
+    made = write_certificate(models / "exported", tmp_path / "certificate.json")
+    question = Question(str(models / "exported"), certificate=str(tmp_path / "certificate.json"))
     said = Actor(question)(rows_for_an_actor()).to_pylist()[:-1]
-    local = cascade.predict(TEXTS)
+    local = Cascade.certified(Runtime(models / "exported"), made).predict(TEXTS)
     assert [(one["label"], one["budget"]) for one in said] == [(la, b) for la, _, b in local]
     assert len({one["budget"] for one in said}) > 1  # some texts went on, and some did not
+
+
+def test_a_certificate_of_another_model_starts_no_job(models, texts, tmp_path):
+    path, out = tmp_path / "certificate.json", tmp_path / "out.csv"
+    identity = {**Runtime(models / "exported").identity, "weights": "y" * 64}
+    write_certificate(models / "exported", path, identity=identity)
+    with pytest.raises(ValueError, match=r"other weights .*certify this folder"):
+        predict_on_ray(models / "exported", texts, out=out, certificate=path)
+    assert not out.exists() and not job_folder(out).exists()
 
 
 def test_a_folder_of_another_job_is_not_gone_on_with(models, texts, tmp_path, monkeypatch):
