@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from hypothesis import strategies as st
@@ -74,6 +75,7 @@ def queues(draw, most=12, **bounds):
     return [draw(waiting(number, **bounds)) for number in range(count)]
 
 
+@cache
 def words():
     """A tokenizer of a few words: one token each, 128 at most."""
     return Tokenizer.learn(["a b c d e f g"], 128, size=20, min_count=1)
