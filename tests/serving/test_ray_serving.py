@@ -62,7 +62,7 @@ class TestOnRay:
         with said.open("w") as out:
             process = subprocess.Popen([*script, *words], stderr=out, stdout=out)
         try:
-            wait_for(said, "serving at", process)
+            wait_for(said, "on Ray", process)
             status, before = ask(port, body={"input": "goal match league", "timeout_ms": 20_000})
             assert status == 200 and before["data"][0]["label"] in CLUES
             assert (before["model"], before["service_tier"]) == ("news", "cheap")

@@ -113,7 +113,10 @@ def test_chaos_loses_nothing_and_a_wrong_label_would_be_seen(small, tmp_path, mo
 
 
 @pytest.mark.slow
-def test_work_for_clients_that_left_is_counted_and_the_others_are_answered(small, tmp_path):
+def test_work_for_clients_that_left_is_counted_and_the_others_are_answered(
+    small, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(serving_chaos, "_SURE", 0.0)
     out = tmp_path / "serving.jsonl"
     run(small, out, "--parts", "abandoned")
     (line,) = records.read(out)
