@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from apportion.serving.server.wire import Wire
 from apportion.study.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[1]
@@ -77,13 +78,20 @@ class Asked:
 
     def labels(self, connection: http.client.HTTPConnection, texts: Sequence[str]) -> list[str]:
         """What it answers."""
-        data = json.dumps({**self.body, self.field: list(texts)}).encode()
-        connection.request("POST", self.path, data, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", self.path, self.written(texts), headers)
         reply = connection.getresponse()
-        found = reply.read()
-        if reply.status != 200:
-            raise ValueError(f"status {reply.status}: {found[:200]!r}")
-        told = json.loads(found)
+        return self.read(reply.status, reply.read())
+
+    def written(self, texts: Sequence[str]) -> bytes:
+        """The body that asks for labels of texts."""
+        return json.dumps({**self.body, self.field: list(texts)}).encode()
+
+    def read(self, status: int, body: bytes) -> list[str]:
+        """The labels in an answer."""
+        if status != 200:
+            raise ValueError(f"status {status}: {body[:200]!r}")
+        told = json.loads(body)
         if isinstance(told, dict):
             told = told.get("labels") or [row["label"] for row in told["data"]]
         return list(told)
@@ -149,13 +157,20 @@ def own(folder: Path, config: Path, *, budget: float) -> Iterator[Asked]:
 
 
 def alone(server: Asked, texts: Sequence[str]) -> list[float]:
-    """Milliseconds of one request after the other, one text each."""
-    connection, took = server.connect(), []
-    for text in texts:
-        started = time.perf_counter()
-        server.labels(connection, [text])
-        took.append(1000 * (time.perf_counter() - started))
-    connection.close()
+    """Milliseconds of one request after the other, one text each.
+
+    By plain sockets: what a client does for HTTP is not the server's.
+    """
+    took = []
+    with Wire("127.0.0.1", server.port, connections=1) as wire:
+        for text in texts:
+            message = wire.message("alone", server.written([text]), server.path)
+            started = time.perf_counter()
+            wire.send("alone", message)
+            while not (replies := wire.receive(600.0)):
+                pass  # a part of it
+            took.append(1000 * (replies[0].moment - started))
+            server.read(replies[0].status, replies[0].body)
     return took
 
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from apportion.serving.server.terms import Rule, Terms
 
 BUCKET = 16  # lengths are padded to multiples: few shapes, few forecasts
-# Nobody knows who comes next. So this share of the time that a row could wait is left for others:
+# Nobody knows who comes next. So a share of the time that a row could wait is left for others:
 # more of it lowers budgets that nobody needed lower. What runs can't be planned anew, so a batch
-# takes this share of the time that the last row has, at most.
-RESERVED, QUANTUM = 0.15, 0.15
+# takes a share of the time that the last row has, at most.
+RESERVED, QUANTUM = 0.08, 0.2
 _LOOKED_AT = 128  # rows that may join a batch, at most: a plan is made for every batch
 
 

@@ -34,6 +34,9 @@ from apportion.serving.server.promise import Unpromised
 from apportion.serving.server.terms import Asked, Config, Refusal, agree
 
 _GONE = 499  # nobody reads it: the client has left
+# Seconds until somebody looks whether the client is still there. Most answers are there before, and
+# to look takes as long as a good part of what the server adds to a short one.
+_WATCHED_AFTER = 0.01
 _access = logging.getLogger("apportion.access")
 
 
@@ -127,32 +130,20 @@ class Service:
             raise model.promise.refusal()
         allowed = key.tiers if key else None
         terms = agree(asked, model.config, levels=model.levels, allowed=allowed)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-
-        def done(_: Ticket) -> None:
-            with suppress(RuntimeError):  # the loop may have ended
-                loop.call_soon_threadsafe(_settle, future)
-
-        ticket = Ticket(question.texts, terms, model, done, number=number)
-        left = asyncio.ensure_future(_disconnected(request))
+        wait = _Wait(request, terms.timeout_ms / 1000.0)
+        ticket = Ticket(question.texts, terms, model, wait.answer, number=number)
         try:
             self.engine.ask(ticket)
-            await asyncio.wait(
-                {future, left},
-                timeout=terms.timeout_ms / 1000.0,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            await wait.over
         except Refusal as refusal:
             ticket.refusal = refusal
         finally:
-            gone = left.done()
-            left.cancel()
-            if not future.done():
-                self.engine.leave(ticket, CANCELLED if gone else TIMED_OUT)
-        loop.call_soon(self._count, ticket, key)
+            wait.stop()
+            if not wait.answered:
+                self.engine.leave(ticket, CANCELLED if wait.left else TIMED_OUT)
+        asyncio.get_running_loop().call_soon(self._count, ticket, key)
         # An answer that came at the last moment counts as one: the rows' outcomes are final now.
-        if gone and _outcome(ticket) != ANSWERED:
+        if wait.left and _outcome(ticket) != ANSWERED:
             raise ClientDisconnect
         return _answered(ticket)
 
@@ -270,15 +261,47 @@ async def _read(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-async def _disconnected(request: Request) -> None:
-    """Returns once the client has left; its body was read before."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+class _Wait:
+    """A request waits until it has its answer, its client has left, or its time is over.
 
+    `over` is awaited; then `answered` and `left` say which it was.
+    """
 
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+    def __init__(self, request: Request, seconds: float) -> None:
+        self.answered = self.left = False
+        self._request, self._loop = request, asyncio.get_running_loop()
+        self.over: asyncio.Future[None] = self._loop.create_future()
+        self._watcher: asyncio.Task[None] | None = None
+        self._timers = (
+            self._loop.call_later(seconds, self._end),
+            self._loop.call_later(_WATCHED_AFTER, self._watch),
+        )
+
+    def answer(self, _: object = None) -> None:
+        """Its answer is there; any thread may say so."""
+        with suppress(RuntimeError):  # the loop may have ended
+            self._loop.call_soon_threadsafe(self._end, True)
+
+    def stop(self) -> None:
+        """Nobody waits any more."""
+        for timer in self._timers:
+            timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    def _watch(self) -> None:
+        self._watcher = asyncio.ensure_future(self._leave())
+
+    async def _leave(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass  # its body was read before
+        self.left = True
+        self._end()
+
+    def _end(self, answered: bool = False) -> None:
+        if not self.over.done():
+            self.answered = answered
+            self.over.set_result(None)
 
 
 def number_of(request: Request) -> str:

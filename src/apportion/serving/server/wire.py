@@ -71,10 +71,10 @@ class Wire:
         """Messages that have no answer yet."""
         return len(self._busy)
 
-    def message(self, number: str, body: bytes) -> bytes:
+    def message(self, number: str, body: bytes, path: str = "/v1/classify") -> bytes:
         """A request as it is sent."""
         head = (
-            f"POST /v1/classify HTTP/1.1\r\nHost: {self._place[0]}\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: {self._place[0]}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
             f"X-Request-Id: {number}\r\n\r\n"
         )
