@@ -41,6 +41,7 @@ from apportion.models.encoder import Encoder, EncoderConfig
 from apportion.models.surgery import cut
 from apportion.serving.bench.timing import (
     FUSED,
+    GIVEN,
     Timed,
     elastic_arms,
     measure,
@@ -511,6 +512,18 @@ def test_views_are_timed_beside_a_dense_model_with_the_same_fused_sums():
         assert beside["of_medians"] == pytest.approx(ratio, rel=0.05)  # of rounded times
         assert beside["low"] <= beside["speedup"] <= beside["high"]
     assert "over_fused" not in found["dense"] and "over_fused" not in found["fused"]
+
+
+def test_the_model_as_it_was_given_computes_all_of_its_last_layer():
+    model = Elastic(bert().plain(), length=8, first_token=True).nested().eval()
+    arms = elastic_arms(model, [0.5], forms=("given", "skip"))
+    assert list(arms) == [("dense", 1.0), GIVEN, ("skip", 0.5)]
+    inputs = {"input_ids": torch.arange(16).reshape(2, 8)}
+    with torch.no_grad():
+        short, given = (arms[arm].call(**inputs).logits for arm in (("dense", 1.0), GIVEN))
+    torch.testing.assert_close(short, given)
+    dense, given, _ = time_arms(arms, [inputs], repeats=3)
+    assert given["macs"] > dense["macs"] and given["bound"] < 1.0
 
 
 def test_where_nothing_is_fused_there_is_no_such_arm(elastic):

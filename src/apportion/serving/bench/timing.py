@@ -24,10 +24,12 @@ from apportion.serving.runtime.fusing import fuse
 from apportion.serving.runtime.skipping import Skipping
 
 Arm = Callable[[], object]
-TIMED_FORMS = ("fused", "soft", "hard", "skip", "cut")
+GATED_FORMS = ("fused", "soft", "hard", "skip", "cut")
 NESTED_FORMS = ("fused", "skip", "cut")  # those of them that save time
+TIMED_FORMS = ("given", *GATED_FORMS)  # all that can be asked for
 SWITCHES = 1000
 FUSED = ("fused", 1.0)  # the dense model with the fused sums that skipping has
+GIVEN = ("given", 1.0)  # the dense model that computes all of its last layer
 
 
 @dataclass(frozen=True)
@@ -182,13 +184,16 @@ def elastic_arms(
     gates, the hard mask, hard skipping and the cut model, which `reload` may save and load before.
     Soft gates and the hard mask compute every unit. Skipping fuses its sums: beside the fused model
     its speed is the budget's alone. Where views compute the last layer for token 0 alone, so do the
-    dense and the fused model; cut models are plain ones, and compute all of it.
+    dense and the fused model; cut models are plain ones, and compute all of it, as does the dense
+    model that is "given".
     """
     model = check_elastic(model)
-    forms = forms or (NESTED_FORMS if model.form == "nested" else TIMED_FORMS)
+    forms = forms or (NESTED_FORMS if model.form == "nested" else GATED_FORMS)
     plain, served = model.plain(), model.served()
     skipping = Skipping(model, floor)
     arms = {("dense", 1.0): Timed(served, served)}
+    if "given" in forms:
+        arms[GIVEN] = Timed(plain, plain)
     if "soft" in forms:
         model.opening(1.0, "soft")  # complains now, and not when it is timed
     if "fused" in forms and any(site.norm for site in find_sites(plain, block=1)):
@@ -208,7 +213,7 @@ def elastic_arms(
             "skip": Timed(skipping, view(served, allocation), {"budget": budget}),
             "cut": Timed(smaller, smaller),
         }
-        arms |= {(form, budget): of_form[form] for form in forms if form != "fused"}
+        arms |= {(form, budget): of_form[form] for form in forms if form in of_form}
     return arms
 
 
@@ -270,7 +275,11 @@ def time_arms(
             "bound": round(macs["dense", 1.0] / macs[form, budget], 4),
             **({"removed": removed[budget]} if form == "cut" else {}),
             **_rounded(asdict(result)),
-            **(over_fused.get((form, budget), {}) if form not in ("dense", "fused") else {}),
+            **(
+                over_fused.get((form, budget), {})
+                if form in ("soft", "hard", "skip", "cut")
+                else {}
+            ),
         }
         for (form, budget), result in zip(arms, results, strict=True)
     ]

@@ -33,6 +33,7 @@ _REMOVED = {
     "layer_macs": "layer MACs",
 }
 _CALLED = {
+    "given": "all open, all of the last layer",
     "fused": "all open, sums fused",
     "soft": "soft gates",
     "hard": "hard mask",
@@ -94,7 +95,7 @@ def _protocol_table(
     fused = any("over_fused" in r for r in found)
     rows = []
     for method, form, budget in dict.fromkeys((r["method"], r["form"], r["budget"]) for r in found):
-        whole = form in ("dense", "fused")
+        whole = form in ("dense", "given", "fused")
         if whole and method != main_method(experiment):
             continue  # every method has the same dense model in its own turn
         arm = {"method": method, "form": form, "budget": budget}
