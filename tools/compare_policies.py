@@ -16,7 +16,6 @@ from typing import Any
 
 import apportion.study.serving_records  # noqa: F401 - makes its kinds known
 from apportion.serving.milliseconds.forecast import Forecast
-from apportion.serving.server.policy import Forecasting, Setting, Waiting
 from apportion.serving.server.replay import (
     Arrival,
     arrive,
@@ -28,6 +27,7 @@ from apportion.serving.server.replay import (
 )
 from apportion.serving.server.rival_policies import NAMED
 from apportion.serving.server.rungs import build_ladder, usual_worth
+from apportion.serving.server.setting import Forecasting, Setting, Waiting
 from apportion.serving.server.terms import TIERS, Config
 from apportion.study import records
 

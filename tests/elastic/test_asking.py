@@ -14,7 +14,8 @@ from apportion.elastic.checkpoint import GATES, MANIFEST, Checkpoint, load, save
 from apportion.elastic.elastic import Elastic
 from apportion.elastic.evaluation import evaluate, sweep
 from apportion.method.units import Allocation, check_budget
-from apportion.serving.bench.timing import elastic_arms, time_switching
+from apportion.serving.bench.switching import time_switching
+from apportion.serving.bench.timing import elastic_arms
 from apportion.serving.runtime.skipping import Skipping
 from apportion.training.loop import fit
 from apportion.training.prefixes import Views

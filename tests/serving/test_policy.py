@@ -11,17 +11,11 @@ from hypothesis import strategies as st
 from virtual import LEVELS, TIERS, Affine, queues, row, setting, waiting
 
 from apportion.serving.server.admission import Load, admit
-from apportion.serving.server.policy import (
-    QUANTUM,
-    RESERVED,
-    drain,
-    highest_in_time,
-    ladder,
-    padded,
-)
+from apportion.serving.server.policy import QUANTUM, ladder
 from apportion.serving.server.replay import Arrival, replay
 from apportion.serving.server.rival_policies import NAMED
 from apportion.serving.server.rungs import build_ladder, usual_worth
+from apportion.serving.server.setting import RESERVED, drain, highest_in_time, padded
 from apportion.serving.server.terms import Refusal, Terms, Tier
 
 SETTING = setting()

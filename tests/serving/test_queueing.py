@@ -17,9 +17,9 @@ from virtual import LEVELS, VirtualClock, certificate, logits, model
 from apportion.serving.guarantees.cascade import margins_of
 from apportion.serving.runtime.prediction import softmax
 from apportion.serving.server.admitted import ANSWERED, CANCELLED, FAILED, TIMED_OUT
-from apportion.serving.server.policy import RESERVED
 from apportion.serving.server.promise import Promise
 from apportion.serving.server.queueing import Queue
+from apportion.serving.server.setting import RESERVED
 from apportion.serving.server.terms import Asked, Refusal, agree
 
 CAPS = {"workers": 2, "max_wait": 0.4, "max_tokens": 1500, "max_rows": 30, "max_batch": 6}

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from apportion.data.tokenizer import Tokenizer
 from apportion.serving.guarantees.certificate import Certificate
 from apportion.serving.server.admitted import Model
-from apportion.serving.server.policy import Setting, Waiting
 from apportion.serving.server.promise import UNPROMISED
 from apportion.serving.server.rungs import build_ladder, usual_worth
+from apportion.serving.server.setting import Setting, Waiting
 from apportion.serving.server.terms import Config, Tier
 
 LEVELS = (0.125, 0.25, 0.5, 1.0)

@@ -21,8 +21,9 @@ from apportion.method.units import Allocation
 from apportion.models.compute import count_parameters
 from apportion.models.encoder import Encoder
 from apportion.serving.bench.calibration import check_forecast
+from apportion.serving.bench.switching import time_switching
 from apportion.serving.bench.throughput import time_predictions
-from apportion.serving.bench.timing import Arms, Timed, elastic_arms, time_arms, time_switching
+from apportion.serving.bench.timing import Arms, Timed, elastic_arms, time_arms
 from apportion.serving.runtime.arrays import on_arrays
 from apportion.serving.runtime.session import Runtime
 from apportion.serving.runtime.skipping import Skipping

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import statistics
 import time
-import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apportion.elastic.elastic import Elastic, check_elastic
+from apportion.elastic.elastic import check_elastic
 from apportion.method.units import Allocation
 from apportion.models.compute import compare_compute, count_macs
 from apportion.models.sites import find_sites
@@ -27,7 +26,6 @@ Arm = Callable[[], object]
 GATED_FORMS = ("fused", "soft", "hard", "skip", "cut")
 NESTED_FORMS = ("fused", "skip", "cut")  # those of them that save time
 TIMED_FORMS = ("given", *GATED_FORMS)  # all that can be asked for
-SWITCHES = 1000
 FUSED = ("fused", 1.0)  # the dense model with the fused sums that skipping has
 GIVEN = ("given", 1.0)  # the dense model that computes all of its last layer
 
@@ -293,49 +291,6 @@ def _ratios(result: Latency) -> dict[str, Any]:
 
 def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: round(v, 4) if isinstance(v, float) else v for k, v in values.items()}
-
-
-def time_switching(model: Elastic, budgets: Sequence[float]) -> dict[str, Any]:
-    """What it takes to change the budget, in time and in memory, as a record.
-
-    `first_ms` is of a budget that was never asked for; `switch_us` of one that was, as a median.
-    `extra_bytes` are those of tensors that the whole model does not hold, `object_bytes` those of
-    the modules that hold the views.
-    """
-    skipping, other = Skipping(model), Skipping(model)
-    whole = _storages(skipping.whole)
-    started = time.perf_counter()
-    skipping.prepare(*budgets)
-    first = (time.perf_counter() - started) / len(budgets)
-    taken = []
-    for turn in range(SWITCHES):
-        budget = budgets[turn % len(budgets)]
-        started = time.perf_counter_ns()
-        skipping.at(budget)
-        taken.append((time.perf_counter_ns() - started) / 1000.0)
-    every = {k: v for budget in budgets for k, v in _storages(skipping.at(budget)).items()}
-    extra = sum(size for place, size in every.items() if place not in whole)
-    tracemalloc.start()
-    other.prepare(*budgets)
-    objects, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return {
-        "kind": "switching",
-        "budgets": list(budgets),
-        "switch_us": round(statistics.median(taken), 3),
-        "slowest_us": round(max(taken), 3),
-        "first_ms": round(1000.0 * first, 3),
-        "extra_bytes": extra,
-        "object_bytes": objects,
-        "whole_bytes": sum(whole.values()),
-    }
-
-
-def _storages(model: nn.Module) -> dict[int, int]:
-    """The memory that a model's tensors lie in: where, and how many bytes; views share it."""
-    tensors = (*model.parameters(), *model.buffers())
-    places = (tensor.untyped_storage() for tensor in tensors)
-    return {place.data_ptr(): place.nbytes() for place in places if place.nbytes()}
 
 
 def _calls_on(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from apportion.serving.server.policy import Setting, Waiting
+from apportion.serving.server.setting import Setting, Waiting
 from apportion.serving.server.terms import Refusal
 
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from apportion.data.tokenizer import Tokenizer
 from apportion.serving.guarantees.cascade import margins_of
-from apportion.serving.server.policy import Setting, Waiting
 from apportion.serving.server.promise import UNPROMISED, Audit, Promise, Stage, Unpromised
+from apportion.serving.server.setting import Setting, Waiting
 from apportion.serving.server.terms import Config, Terms
 
 ANSWERED, FAILED, CANCELLED, TIMED_OUT = "answered", "failed", "cancelled", "timed out"

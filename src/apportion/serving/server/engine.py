@@ -22,10 +22,10 @@ from apportion.serving.milliseconds.forecast import Forecast
 from apportion.serving.runtime.prediction import softmax
 from apportion.serving.runtime.session import Runtime
 from apportion.serving.server.admitted import CANCELLED, Batch, Model, Request
-from apportion.serving.server.policy import Setting
 from apportion.serving.server.promise import find_promise
 from apportion.serving.server.queueing import Queue
 from apportion.serving.server.rungs import build_ladder, usual_worth
+from apportion.serving.server.setting import Setting
 from apportion.serving.server.terms import Capacity, Config, Refusal, Terms
 
 _STUCK = 60.0  # seconds that no batch should take

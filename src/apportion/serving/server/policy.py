@@ -6,126 +6,21 @@ rung at which every row that can still be on time will be. Times are seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apportion.serving.server.terms import Rule, Terms
+from apportion.serving.server.giving_up import given_up
+from apportion.serving.server.setting import Plan, Setting, Waiting
 
-BUCKET = 16  # lengths are padded to multiples: few shapes, few forecasts
-# Nobody knows who comes next. So a share of the time that a row could wait is left for others:
-# more of it lowers budgets that nobody needed lower. What runs can't be planned anew, so a batch
-# takes a share of the time that the last row has, at most.
-RESERVED, QUANTUM = 0.08, 0.2
+# What runs can't be planned anew, so a batch takes a share of the time that the last row has, at
+# most.
+QUANTUM = 0.2
 _LOOKED_AT = 128  # rows that may join a batch, at most: a plan is made for every batch
 
-
-class Forecasting(Protocol):
-    """What predicts how long a batch takes."""
-
-    def milliseconds(self, *, rows: int, length: int, level: float) -> float:
-        """The time of one batch."""
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A row in the queue, as a policy sees it."""
-
-    number: int  # in the order of arrival
-    tier: str
-    length: int  # tokens, as padded
-    deadline: float  # when its answer is due
-    latest: float  # when it is due once that can't be kept any more
-    highest: float  # levels that it may run at
-    lowest: float
-    alone: bool = False  # its last batch failed, so it shares none now
-    request: int | None = None  # rows of one request have the same; it is answered with its last
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The next batch of a free worker: some rows of the queue, all at one level."""
-
-    rows: tuple[int, ...]  # places in the queue
-    level: float
-    rung: int
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a policy knows beside the queue: the ladder, and how long batches take here."""
-
-    rungs: tuple[Mapping[str, float], ...]  # each a level per tier; they never rise
-    levels: tuple[float, ...]
-    forecast: Forecasting
-    workers: int = 1
-    max_batch: int = 32
-    max_wait: float = 5.0
-    max_tokens: int = 200_000
-    max_rows: int = 20_000
-    rule: Rule = field(default_factory=Rule)
-    ratio: float = 1.0  # how much slower than forecast batches were of late
-    reserved: float = RESERVED  # the share of the time that rows could wait, left for others
-    margin: float = 0.0  # 19 of 20 batches stay within the forecast and this share of it
-    reply: float = 0.0  # seconds from the end of a batch to the client
-
-    def seconds(self, rows: int, length: int, level: float) -> float:
-        """How long a batch takes, as things are; few take longer."""
-        return self.forecast_seconds(rows, length, level) * self.ratio * (1.0 + self.margin)
-
-    def forecast_seconds(self, rows: int, length: int, level: float) -> float:
-        """How long a batch takes by the forecast alone."""
-        key = rows, length, level
-        if key not in self._known:
-            found = self.forecast.milliseconds(rows=rows, length=length, level=level)
-            self._known[key] = found / 1000.0
-        return self._known[key]
-
-    @cached_property
-    def _known(self) -> dict[tuple[int, int, float], float]:
-        return {}  # a memory of what never changes
-
-    def with_workers(self, workers: int) -> Setting:
-        """The same for so many workers."""
-        return replace(self, workers=workers)
-
-    def corrected(self, ratio: float, *, reserved: float = RESERVED) -> Setting:
-        """The same, batches being so much slower, and so much being left for others."""
-        other = replace(self, ratio=ratio, reserved=reserved)
-        other.__dict__["_known"] = self._known
-        return other
-
-
 Policy = Callable[[float, Sequence[Waiting], Sequence[float], Setting], Plan | None]
-
-
-def padded(length: int, longest: int) -> int:
-    """The length that a row is padded to."""
-    return min(-(-length // BUCKET) * BUCKET, max(longest, length))
-
-
-def highest_in_time(terms: Terms, length: int, setting: Setting, *, spent: float = 0.0) -> float:
-    """The highest level at which an idle server would answer a row within its target.
-
-    The lowest of its terms if none would. What the row asks for is this: load may lower it, and
-    its own target already has.
-    """
-    left = terms.target_ms / 1000.0 - spent - setting.reply
-    fitting = [
-        level
-        for level in setting.levels
-        if terms.lowest <= level <= terms.highest and setting.seconds(1, length, level) <= left
-    ]
-    return max(fitting, default=terms.lowest)
-
-
-def drain(row: Waiting, end: float) -> Waiting:
-    """A row when the server is to end: the same plan then empties the queue in time."""
-    return replace(row, deadline=min(row.deadline, end), latest=end)
 
 
 def ladder(
@@ -142,10 +37,14 @@ def ladder(
     if len(queue) == 1 and (plan := _lone(now, queue[0], busy, setting)):
         return plan
     kinds, of_row = _kinds(queue)
-    order, aims, late = _in_order(now, queue, *_least(kinds, of_row, queue, setting))
+    needs = _needs(kinds, of_row, queue, setting)
+    order, aims, late = _in_order(now, queue, needs.own, needs.whole)
     # A kind twice: as it is on time, and as it is late, at its lowest level.
     places = of_row[order] + late * len(kinds)
     rung, fits = _lowest_rung(now, places, aims, kinds, busy, setting)
+    if not fits:
+        order, aims, late = _in_order(now, queue, needs.own, _most_in_time(now, needs, busy))
+        places = of_row[order] + late * len(kinds)
     levels = _levels(kinds, rung, setting)
     ranked = _Ranked(
         [queue[place] for place in order],
@@ -215,25 +114,53 @@ def _times(
     return np.array([setting.seconds(1, kind.length, level) for kind, level in both])
 
 
-def _least(
-    kinds: Sequence[Waiting], of_row: NDArray[np.int64], queue: Sequence[Waiting], setting: Setting
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The least time in which each row can end, and in which all rows of its request can.
+@dataclass(frozen=True)
+class _Needs:
+    """The least that rows and requests take, at their lowest levels, with nobody else there.
 
-    No row takes less of a worker than its share of the largest batch.
+    A request takes as long as its longest row alone. Of the workers, no row takes less than its
+    share of the largest batch.
     """
+
+    own: NDArray[np.float64]  # of each row
+    request: NDArray[np.int64]  # which request a row is of
+    together: NDArray[np.float64]  # of each request: of the workers
+    longest: NDArray[np.float64]  # of each request: of its rows
+    due: NDArray[np.float64]  # of each request
+
+    @property
+    def whole(self) -> NDArray[np.float64]:
+        """Of each row: the time in which all rows of its request can end."""
+        return np.maximum(self.together, self.longest)[self.request]
+
+
+def _needs(
+    kinds: Sequence[Waiting], of_row: NDArray[np.int64], queue: Sequence[Waiting], setting: Setting
+) -> _Needs:
     most = setting.max_batch
     alone = [setting.seconds(1, kind.length, kind.lowest) for kind in kinds]
     share = [setting.seconds(most, kind.length, kind.lowest) / most for kind in kinds]
     own = np.array(alone)[of_row]
-    named = [-1 - n if row.request is None else row.request for n, row in enumerate(queue)]
-    if len(set(named)) == len(named):
-        return own, own
-    _, at = np.unique(named, return_inverse=True)
-    together = np.bincount(at, weights=np.array(share)[of_row]) / setting.workers
+    first_come = -len(queue)  # of rows by themselves, as of requests, the first ones come first
+    named = [first_come + n if row.request is None else row.request for n, row in enumerate(queue)]
+    _, first, request = np.unique(named, return_index=True, return_inverse=True)
+    together = np.bincount(request, weights=np.array(share)[of_row]) / setting.workers
     longest = np.zeros(len(together))
-    np.maximum.at(longest, at, own)
-    return own, np.maximum(together, longest)[at]
+    np.maximum.at(longest, request, own)
+    due = np.array([queue[place].deadline for place in first])
+    return _Needs(own, request, together, longest, due)
+
+
+def _most_in_time(now: float, needs: _Needs, busy: Sequence[float]) -> NDArray[np.float64]:
+    """Of each row, as `whole`; of requests that are given up so that others are on time, for ever.
+
+    Where not all can be on time, batches would take rows of more requests than can be ended.
+    """
+    whole = np.maximum(needs.together, needs.longest)
+    hopeful = np.flatnonzero(now + whole <= needs.due)
+    start = now + sum(busy) / (1 + len(busy))
+    whole[hopeful[given_up(start, needs.together[hopeful], needs.due[hopeful])]] = np.inf
+    return whole[needs.request]
 
 
 def _in_order(

@@ -27,10 +27,10 @@ from apportion.serving.server.admitted import (
     Request,
     Row,
 )
-from apportion.serving.server.policy import Setting, Waiting, drain, highest_in_time, padded
 from apportion.serving.server.promise import LOAD, Audit, Promise, kept_promise
 from apportion.serving.server.reserve import Reserve
 from apportion.serving.server.rival_policies import NAMED
+from apportion.serving.server.setting import Setting, Waiting, drain, highest_in_time, padded
 from apportion.serving.server.terms import Refusal, Terms
 
 _TRIES = 2  # a batch that failed is repeated once, each row alone

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from apportion.serving.server.admission import Load, admit
-from apportion.serving.server.policy import Policy, Setting, Waiting
+from apportion.serving.server.policy import Policy
+from apportion.serving.server.setting import Setting, Waiting
 from apportion.serving.server.terms import Refusal
 
 

@@ -7,7 +7,7 @@ late as may be. Pure: no clock, no threads.
 
 from __future__ import annotations
 
-from apportion.serving.server.policy import RESERVED
+from apportion.serving.server.setting import RESERVED
 
 _MAY_BE_LATE, _STEP, _MOST = 0.01, 0.01, 0.95
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from apportion.serving.server.policy import BUCKET, Plan, Policy, Setting, Waiting, ladder
+from apportion.serving.server.policy import Policy, ladder
+from apportion.serving.server.setting import BUCKET, Plan, Setting, Waiting
 from apportion.serving.server.terms import level_below
 
 ALIKE = 1.25  # lengths in one batch differ by less than this factor

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from apportion.serving.server.admitted import ANSWERED
 from apportion.serving.server.engine import ServingEngine
-from apportion.serving.server.policy import padded
+from apportion.serving.server.setting import padded
 from apportion.serving.server.terms import Config, Refusal
 
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from apportion.serving.bench.timing import SWITCHES
+from apportion.serving.bench.switching import SWITCHES
 from apportion.study.experiment import Experiment
 from apportion.study.report.query import (
     BY_MACS,
