@@ -2,7 +2,8 @@
 
     python tools/ray_serve.py runs/mine/onnx --config tiers.toml --replicas 2 --port 8000
 
-SIGHUP reads the configuration again: tiers, limits, keys and policy change while replicas run.
+SIGHUP reads the configuration again: tiers, limits, keys and policy change while replicas run. At
+another address than loopback there must be keys, or `--open`.
 `--write serve.yaml` writes the Serve config and starts nothing; `serve deploy serve.yaml` brings it
 to a cluster, and `deploy/rayservice.yaml` has it for Kubernetes.
 """
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--cpus", type=float, default=0.8, help="that each replica claims")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 takes one that is free")
+    parser.add_argument("--open", action="store_true", help="to the network without keys")
     parser.add_argument("--address", help="of a cluster; without it, one of this machine")
     parser.add_argument("--write", type=Path, help="a file for the Serve config")
     asked = parser.parse_args()
@@ -61,10 +63,15 @@ def main() -> None:
             cpus=asked.cpus,
             host=asked.host,
             port=asked.port,
+            anyone=asked.open,
         )
 
+    try:
+        first = config()
+    except (OSError, ValueError) as error:
+        raise SystemExit(first_line(error)) from None
     if asked.write is not None:
-        write_text(asked.write, json.dumps(config(), indent=2) + "\n")  # JSON is YAML
+        write_text(asked.write, json.dumps(first, indent=2) + "\n")  # JSON is YAML
         return
     woken, again = threading.Event(), threading.Event()
 
@@ -76,7 +83,7 @@ def main() -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, wake)
     with connected(asked.address) as ray:
-        deploy(config())
+        deploy(first)
         name = asked.folder.resolve().name
         where = f"http://{asked.host}:{asked.port}/"
         print(f"serving {name} at {where} on Ray", file=sys.stderr, flush=True)

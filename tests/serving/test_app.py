@@ -190,6 +190,19 @@ def test_pages_of_operations(app):
     assert call(app, "GET", "/").headers["content-security-policy"].startswith("default-src 'none'")
 
 
+def test_fields_that_clients_of_text_embeddings_inference_send_are_taken(app):
+    body = {"inputs": "a b", "parameters": {}, "options": {"wait_for_model": True}}
+    assert call(app, "POST", "/predict", body).status == 200
+
+
+def test_a_batch_counts_once_in_the_metrics_of_batches(app):
+    classify(app, {"input": ["a", "b", "c"], "tier": "balanced"})
+    text = call(app, "GET", "/metrics").body.decode()
+    assert 'apportion_batch_rows_count{budget="0.5"} 1.0' in text
+    assert 'apportion_batch_rows_sum{budget="0.5"} 3.0' in text
+    assert 'apportion_model_seconds_count{budget="0.5"} 1.0' in text
+
+
 def test_the_interface_is_the_one_that_is_checked_in(app):
     written = json.loads((HOME / "docs" / "openapi.json").read_text(encoding="utf-8"))
     assert written == openapi() == call(app, "GET", "/openapi.json").json
@@ -251,6 +264,7 @@ def test_what_is_wrong_with_a_request_is_one_sentence(app, body, status, kind, s
         ("/v2/models/news/infer", {**INFER, "parameters": {"speed": 1}}, 422, "no parameter"),
         ("/v2/models/news/infer", {**INFER, "parameters": {"budget": "x"}}, 422, "is a number"),
         ("/v2/models/news/infer", {**INFER, "parameters": {"priority": 9}}, 422, "from 1 to 3"),
+        ("/v2/models/news/infer", {**INFER, "parameters": {"timeout": 10**320}}, 422, "at most"),
         ("/v2/models/news/infer", {**INFER, "outputs": [{"name": "x"}]}, 422, "outputs are"),
         (
             "/v2/models/news/infer",
@@ -325,6 +339,40 @@ def test_a_hard_timeout_is_kept_while_the_model_hangs(app, switch):
     assert classify(app, {"input": "a"}).status == 200
 
 
+def test_rows_of_a_request_that_was_not_answered_are_neither_answered_nor_paid_for(app, switch):
+    queue = engine_of(app).queue
+    queue.model = replace(queue.model, setting=replace(queue.model.setting, max_batch=1))
+
+    def second_hangs(input_ids, attention_mask=None, *, budget=1.0):
+        if switch(input_ids, attention_mask, budget=budget) is not None and switch.calls == 1:
+            switch.go.clear()
+        return logits(input_ids, attention_mask, budget=budget)
+
+    queue.model = replace(queue.model, runtime=second_hangs)
+    reply = classify(app, {"input": ["a", "b"], "tier": "balanced", "timeout_ms": 100})
+    assert reply.status == 504 and queue.counts["balanced", "answered"] == 1
+    text = call(app, "GET", "/metrics").body.decode()
+    assert 'apportion_rows_total{outcome="timed_out",tier="balanced"} 2.0' in text
+    assert 'outcome="ok"' not in text and "apportion_cost_units_total{" not in text
+
+
+def test_a_handler_that_is_cancelled_counts_as_a_client_that_left(app, switch):
+    switch.go.clear()
+
+    async def cancelled():
+        asked = asyncio.ensure_future(send(app, "POST", "/v1/classify", {"input": "a"}))
+        while not switch.calls:
+            await asyncio.sleep(0.005)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await asyncio.sleep(0)
+        return await send(app, "GET", "/metrics")
+
+    text = asyncio.run(cancelled()).body.decode()
+    switch.go.set()
+    assert 'apportion_rows_total{outcome="cancelled",tier="low-cost"} 1.0' in text
+
+
 def test_a_client_that_leaves_takes_its_rows_out_of_the_queue(app, switch):
     switch.go.clear()
 
@@ -383,6 +431,11 @@ def test_texts_are_never_logged(app, caplog, switch):
     assert "private" not in call(app, "GET", "/metrics").body.decode()
 
 
+def test_a_text_that_may_not_be_cut_is_refused_before_anything_is_computed(app, switch):
+    reply = call(app, "POST", "/predict", {"inputs": "a " * 190, "truncate": False})
+    assert reply.status == 413 and switch.calls == 0
+
+
 def test_while_it_drains_nothing_new_is_taken_and_what_waits_is_answered(app, switch):
     switch.go.clear()
 
@@ -398,6 +451,7 @@ def test_while_it_drains_nothing_new_is_taken_and_what_waits_is_answered(app, sw
     waiting, late, ready = asyncio.run(drained())
     assert (waiting.status, late.status, ready.status) == (200, 503, 503)
     assert late.json["type"] == "/problems/draining" and "retry-after" in late.headers
+    assert ready.json["type"] == "/problems/draining"
 
 
 def test_a_swap_answers_new_requests_by_the_new_model_and_loses_none(app, switch):
@@ -453,5 +507,10 @@ def test_a_key_has_its_tiers_and_its_rate(locked):
     assert last.status == 429 and last.json["type"] == "/problems/rate"
     bob = {"x-api-key": "s4"}
     assert classify(locked, {"input": "a", "tier": "balanced"}, headers=bob).status == 200
+    shown = [call(locked, "GET", "/v1/forecast", headers=one).json["tiers"] for one in (ann, bob)]
+    assert [[tier["name"] for tier in tiers] for tiers in shown] == [
+        ["low-cost"],
+        ["low-cost", "balanced", "high-quality"],
+    ]
     text = call(locked, "GET", "/metrics", headers=bob).body.decode()
     assert 'key="ann"' in text and "s3" not in text

@@ -67,8 +67,21 @@ def ticket(engine, done, texts=("a b",), **asked):
 def test_cores_are_those_of_the_quota(tmp_path, monkeypatch, text, cores):
     monkeypatch.setattr(engines.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     (tmp_path / "cpu.max").write_text(text)
-    assert usable_cores(tmp_path) == (cores or 8)
-    assert usable_cores(tmp_path / "none") == 8
+    mine = tmp_path / "mine"
+    mine.write_text("0::/\n")
+    assert usable_cores(tmp_path, mine) == (cores or 8)
+    assert usable_cores(tmp_path / "none", mine) == 8
+
+
+def test_the_least_quota_of_the_groups_that_a_process_is_in_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(engines.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    mine = tmp_path / "mine"
+    mine.write_text("1:cpu:/old\n0::/a.slice/b.service\n")
+    (tmp_path / "a.slice" / "b.service").mkdir(parents=True)
+    (tmp_path / "a.slice" / "b.service" / "cpu.max").write_text("300000 100000")
+    assert usable_cores(tmp_path, mine) == 3
+    (tmp_path / "a.slice" / "cpu.max").write_text("200000 100000")
+    assert usable_cores(tmp_path, mine) == 2
 
 
 @pytest.mark.parametrize(

@@ -85,3 +85,11 @@ def test_a_rate_is_a_bucket_that_fills_again():
     assert caught.value.extras["retry_after_ms"] == 3000
     now[0] = 3.0
     ring.check_rate(key)
+
+
+def test_a_key_that_is_gone_from_the_file_may_still_be_charged_for_what_it_had_asked():
+    gone = Key(digest_of("a"), "a", None, 2.0)
+    ring = Keyring([Key(digest_of("b"), "b", None, None)], clock=lambda: 0.0)
+    ring.spend(gone, 5.0)
+    with pytest.raises(Refusal):
+        ring.find("a")

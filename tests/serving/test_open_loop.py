@@ -177,7 +177,12 @@ def test_the_configuration_of_every_arm_is_one_that_a_server_takes(arm, tmp_path
     wanted |= {"static-0.5": {(0.5, 0.5)}, "refuse-at-7": {(1.0, 1.0)}}
     if arm in wanted:
         assert levels == wanted[arm]
-    assert config.machine.max_rows == (int(arm[10:]) if arm.startswith("refuse") else 20_000)
+    # One that queues has no limit in its way, and one that refuses has that one alone.
+    limits = config.machine.max_rows, config.machine.max_tokens
+    if arm.startswith("refuse"):
+        assert limits == (int(arm[10:]), 100_000_000)
+    else:
+        assert limits == ((1_000_000, 100_000_000) if "static" in arm else (20_000, 200_000))
 
 
 def test_a_plan_that_cannot_run_is_refused():

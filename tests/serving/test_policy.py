@@ -286,13 +286,22 @@ def test_slackfit_spends_the_slack_of_the_head():
 @pytest.mark.parametrize(("target", "level"), [(1e6, 1.0), (21.0, 0.5), (13.0, 0.25), (0.1, 0.125)])
 def test_a_target_buys_the_highest_level_that_an_idle_server_meets_it_with(target, level):
     terms = Terms("high-quality", 1.0, 0.125, target, 1e4)
-    assert highest_in_time(terms, 64, SETTING) == level
+    assert highest_in_time(terms, [64], SETTING) == level
 
 
 def test_time_that_is_spent_already_counts():
     terms = Terms("high-quality", 1.0, 0.125, 21.0, 1e4)
-    assert highest_in_time(terms, 64, SETTING, spent=0.010) == 0.125
-    assert highest_in_time(terms, 64, replace(SETTING, reply=0.010)) == 0.125
+    assert highest_in_time(terms, [64], SETTING, spent=0.010) == 0.125
+    assert highest_in_time(terms, [64], replace(SETTING, reply=0.010)) == 0.125
+
+
+@given(st.lists(st.sampled_from([16, 48, 64, 128]), min_size=1, max_size=12), st.floats(1.0, 900.0))
+def test_what_the_rows_of_a_request_ask_for_is_what_an_idle_server_runs_them_at(lengths, target):
+    terms = Terms("high-quality", 1.0, 0.125, target, 1e4)
+    asked = highest_in_time(terms, lengths, SETTING)
+    due = {"due": target / 1000.0, "request": 0, "highest": asked}
+    plan = ladder(0.0, [row(n, length=one, **due) for n, one in enumerate(lengths)], [], SETTING)
+    assert plan.level == asked and (plan.rung == 0 or asked == 0.125)
 
 
 @given(queues(), queues())
@@ -311,16 +320,25 @@ def test_what_is_admitted_keeps_the_caps_and_what_is_not_would_break_one(queue, 
     else:
         with pytest.raises(Refusal) as caught:
             admit(others, load, capped)
-        assert caught.value.kind == "queue-full" and caught.value.extras["retry_after_ms"] >= 50
+        seconds = sum(capped.seconds(1, one.length, one.lowest) for one in others)
+        tokens = sum(one.length for one in others)
+        if tokens > 700 or len(others) > 15 or seconds > 0.1:  # even an empty queue has no room
+            assert caught.value.kind == "too-large" and "retry_after_ms" not in caught.value.extras
+        else:
+            assert caught.value.kind == "queue-full"
+            assert caught.value.extras["retry_after_ms"] >= 50
 
 
 def test_a_refusal_names_the_number_and_the_limit():
+    few, narrow, short = setting(max_tokens=100), setting(max_rows=1), setting(max_wait=0.05)
     with pytest.raises(Refusal, match=r"128 tokens would wait, and the limit is 100"):
-        admit([row(), row(1)], Load(), setting(max_tokens=100))
+        admit([row(1)], Load().plus(row(), few), few)
     with pytest.raises(Refusal, match=r"2 rows would wait, and the limit is 1"):
-        admit([row(), row(1)], Load(), setting(max_rows=1))
+        admit([row(1)], Load().plus(row(), narrow), narrow)
     with pytest.raises(Refusal, match=r"the wait would be 0.1 s, and the limit is 0.05 s"):
-        admit([row(n) for n in range(10)], Load(), setting(max_wait=0.05))
+        admit([row(1)], Load(9, 0, 0.05), short)
+    with pytest.raises(Refusal, match=r"10 texts of 640 tokens, which take 0.1 s, .*: 20000 texts"):
+        admit([row(n) for n in range(10)], Load(), short)
 
 
 @given(queues(most=30, longest=1.0), st.floats(0.0, 3.0))

@@ -28,6 +28,7 @@ _ARM = re.compile(
     r"ladder|slackfit|static-full|static-small|static-(0\.\d+|1)|refuse-at-[1-9]\d{0,6}"
 )
 _TIERS = {"low-cost": 0.25, "balanced": 0.5, "high-quality": 1.0}
+_NO_OTHER_LIMIT = ("max_wait_s = 600.0", "max_tokens = 100000000")
 _CLIENTS = 8  # that ask at once when a server is saturated
 
 Labelled = tuple[str, str | None]  # a text, and what is right where somebody knows
@@ -148,9 +149,9 @@ def arm_config(arm: str, levels: Sequence[float]) -> str:
     """The configuration of an arm, as TOML."""
     lines, small = ["[model]", 'name = "model"', "[machine]"], levels[0]
     if arm.startswith("refuse-at-"):
-        lines += [f"max_rows = {arm.removeprefix('refuse-at-')}", "max_wait_s = 600.0"]
+        lines += [f"max_rows = {arm.removeprefix('refuse-at-')}", *_NO_OTHER_LIMIT]
     elif arm.startswith("static"):
-        lines += ["max_wait_s = 600.0"]  # it queues
+        lines += ["max_rows = 1000000", *_NO_OTHER_LIMIT]  # it queues
     lines += ["[policy]", f'name = "{arm}"' if arm in ("ladder", "slackfit") else 'name = "ladder"']
     for place, (tier, most) in enumerate(_TIERS.items()):
         high, low = max(most, small), small

@@ -35,8 +35,17 @@ def admit(
     rows: Sequence[Waiting], load: Load, setting: Setting, *, busy: Sequence[float] = ()
 ) -> Load:
     """The load with some more rows; where it has no place for all of them, none are admitted."""
+    own = Load()
     for row in rows:
-        load = load.plus(row, setting)
+        own, load = own.plus(row, setting), load.plus(row, setting)
+    takes = own.seconds / setting.workers
+    if own.tokens > setting.max_tokens or own.rows > setting.max_rows or takes > setting.max_wait:
+        raise Refusal(  # no queue is so empty that it would have room
+            "too-large",
+            f"{own.rows} texts of {own.tokens} tokens, which take {takes:.1f} s, are more than the "
+            f"queue ever holds: {setting.max_rows} texts, {setting.max_tokens} tokens, "
+            f"{setting.max_wait:g} s",
+        )
     wait = load.wait(setting, busy)
     if load.tokens > setting.max_tokens:
         limit = f"{load.tokens} tokens would wait, and the limit is {setting.max_tokens}"

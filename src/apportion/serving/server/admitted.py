@@ -32,6 +32,11 @@ class Model:
     setting: Setting
     promise: Promise | Unpromised = UNPROMISED
 
+    def stages_of(self, terms: Terms) -> tuple[Stage, ...]:
+        """The cascade that rows of such terms go through; none without a promise."""
+        promised = terms.certificate and isinstance(self.promise, Promise)
+        return self.promise.stages if promised else ()  # type: ignore[union-attr]
+
     def cost(self, tokens: int, level: float) -> float:
         """What a row costs: its tokens, times the share of the compute that a level pays for."""
         return tokens * self.costs[self.levels.index(level)]

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from apportion import __version__
 from apportion.serving.server.dialects import JSON, Dialect, KServe, Native, TextEmbeddingsInference
 from apportion.serving.server.engine import ServingEngine
 from apportion.serving.server.keys import Keyring
@@ -22,6 +23,7 @@ from apportion.serving.server.status import forecast_now, model_facts, model_nam
 from apportion.serving.server.terms import Refusal
 
 PAGE = Path(__file__).with_name("page.html")
+_PRODUCT = {"name": "apportion", "version": __version__, "extensions": []}  # for KServe's clients
 
 
 def build_app(engine: ServingEngine, *, name: str, keyring: Keyring | None = None) -> Starlette:
@@ -63,8 +65,11 @@ def build_app(engine: ServingEngine, *, name: str, keyring: Keyring | None = Non
         Route("/predict", answering(TextEmbeddingsInference()), methods=["POST"]),
         Route("/v2/models/{model}/infer", answering(KServe()), methods=["POST"]),
         Route("/v1/models", showing(lambda _: model_names(service))),
-        Route("/v1/forecast", showing(lambda request: forecast_now(service, request.query_params))),
-        Route("/v2", showing(lambda _: {"name": "apportion", "extensions": []})),
+        Route(
+            "/v1/forecast",
+            showing(lambda r: forecast_now(service, r.query_params, r.state.tiers)),
+        ),
+        Route("/v2", showing(lambda _: _PRODUCT)),
         Route(
             "/v2/models/{model}", showing(lambda r: model_facts(service, r.path_params["model"]))
         ),

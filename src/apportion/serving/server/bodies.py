@@ -65,8 +65,8 @@ class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True):
     user: str | None = None
 
 
-class PredictBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of /predict."""
+class PredictBody(msgspec.Struct):
+    """The body of /predict. Clients send fields that the server of this dialect does not know."""
 
     inputs: str | list[str | list[str]]
     truncate: bool | None = None

@@ -25,6 +25,8 @@ from apportion.serving.server.bodies import (
 from apportion.serving.server.engine import Ticket
 from apportion.serving.server.terms import Asked, Config, Refusal
 
+_MOST = 1e15  # of a number that a client sends
+
 JSON, PROBLEM = "application/json", "application/problem+json"
 
 
@@ -189,6 +191,9 @@ class KServe:
                 isinstance(value, bool) or not isinstance(value, int | float)
             ):
                 raise Refusal("bad-field", f"{name} is a number", path=f"parameters.{name}")
+            if value is not None and abs(value) > _MOST:  # JSON has whole numbers of any length
+                said = f"{name} is at most {_MOST:g}"
+                raise Refusal("bad-field", said, path=f"parameters.{name}")
             numbers[name] = value
         if numbers["priority"]:
             ranked = sorted(config.tiers, key=lambda one: -one.weight)

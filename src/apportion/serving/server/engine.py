@@ -47,8 +47,10 @@ class Ticket:
         done: Callable[[Ticket], None],
         *,
         number: str = "",
+        whole: bool = False,  # whether its texts may not be cut
     ) -> None:
         self.texts, self.terms, self.model, self.number = list(texts), terms, model, number
+        self.whole = whole
         self.count = len(self.texts)
         self.size = self.count + sum(map(len, self.texts))
         self.received = 0.0
@@ -58,8 +60,9 @@ class Ticket:
         self.gone = False
         self._done = done
 
-    def end(self, _: object = None) -> None:
-        """Tells whoever waits for it."""
+    def end(self, request: Request | None = None) -> None:
+        """Tells whoever waits for it. A worker may be done before the queue has said who asked."""
+        self.request = request or self.request
         self._done(self)
 
 
@@ -185,10 +188,13 @@ class ServingEngine:
                 refusal = Refusal("bad-field", "the text can't be encoded", path="input")
                 self._submit(tickets[0], [], refusal)
             return
-        seconds, place = time.perf_counter() - started, 0
+        seconds, place, longest = time.perf_counter() - started, 0, model.tokenizer.length
         for ticket in tickets:
             ticket.encode_seconds = seconds
-            self._submit(ticket, encoded[place : place + ticket.count], None)
+            own = encoded[place : place + ticket.count]
+            cut = Refusal("too-large", f"a text has {longest} tokens or more, and may not be cut")
+            long = ticket.whole and any(len(ids) >= longest for ids in own)
+            self._submit(ticket, own, cut if long else None)
             place += ticket.count
 
     def _submit(self, ticket: Ticket, encoded: list[list[int]], refusal: Refusal | None) -> None:
@@ -306,18 +312,26 @@ def setting_of(
     )
 
 
-def usable_cores(group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may use: its affinity, and the quota of its container."""
+def usable_cores(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """Cores that this process may use: its affinity, and the quotas of its control groups."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not on this system
         cores = os.cpu_count() or 1
     try:
-        quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
-        if quota != "max":
-            cores = min(cores, max(int(quota) // int(period), 1))
-    except (OSError, ValueError):
-        pass
+        lines = own.read_text(encoding="utf-8").splitlines()
+        named = next((line[3:] for line in lines if line.startswith("0::")), "/").strip("/")
+    except OSError:
+        named = ""
+    for group in (root / named, *(root / named).parents):  # a container sees its own as the root
+        if group == root.parent:
+            break
+        try:
+            quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
+            if quota != "max":
+                cores = min(cores, max(int(quota) // int(period), 1))
+        except (OSError, ValueError):
+            pass
     return cores
 
 

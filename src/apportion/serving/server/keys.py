@@ -121,5 +121,6 @@ class Keyring:
         self._spent[key.name] = (self._debt(key) + cost, self._clock())
 
     def _debt(self, key: Key) -> float:
-        debt, since = self._spent[key.name]
+        # A key that is new to the file since its request came owes nothing yet.
+        debt, since = self._spent.get(key.name, (0.0, self._clock()))
         return max(0.0, debt - (key.rate or 0.0) * (self._clock() - since))

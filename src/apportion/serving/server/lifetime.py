@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import ipaddress
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ from typing import Any
 
 from apportion.extras import missing
 from apportion.files import first_line
+from apportion.serving.server.addresses import is_loopback
 from apportion.serving.server.admitted import Model
 from apportion.serving.server.engine import ServingEngine, load_model
 from apportion.serving.server.keys import keyring_of
@@ -52,7 +52,7 @@ def run_server(
 
     def read_safe() -> Config:
         config = read_config()
-        if not _is_loopback(host) and config.keys is None and not anyone:
+        if not is_loopback(host) and config.keys is None and not anyone:
             raise ValueError(
                 f"{host} can be reached from elsewhere, and there are no keys: give [keys] a file "
                 "in the configuration, or say --open"
@@ -220,12 +220,3 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
                 "choose another --port or --host"
             ) from None
         yield made
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

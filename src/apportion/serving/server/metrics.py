@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from apportion import __version__
-from apportion.serving.server.admitted import ANSWERED, CANCELLED, FAILED, TIMED_OUT
+from apportion.serving.server.admitted import ANSWERED, CANCELLED, FAILED, TIMED_OUT, Batch
 from apportion.serving.server.engine import ServingEngine, Ticket
 
 _SECONDS = (
@@ -67,6 +67,7 @@ class Metrics:
             ("budget", "certified"),
             **where,
         )
+        engine.queue.on_batch = self._note_batch
         self._watch_promise()
         for name, what, key in (
             ("apportion_queue_rows", "Rows that wait.", "rows"),
@@ -106,22 +107,26 @@ class Metrics:
         assert ticket.request is not None
         request, tier = ticket.request, ticket.terms.tier
         due = request.received + ticket.terms.target_ms / 1000.0
+        self.encoded.observe(ticket.encode_seconds)
+        # A request goes out with all of its rows or with none of them.
+        self.rows.labels(tier, _WORDS[request.outcome]).inc(len(request.rows))
+        if request.outcome != ANSWERED:
+            return
         for row in request.rows:
-            self.rows.labels(tier, _WORDS[row.outcome or CANCELLED]).inc()
-            if row.outcome != ANSWERED:
-                continue
             level = f"{row.level:g}"
             self.degraded.labels(tier).inc(row.level < row.asked)
             self.met.labels(tier).inc(row.ended <= due)
             self.cost.labels(tier, key).inc(row.cost)
             self.budget.labels(tier).observe(row.level)
             self.queued.observe(row.ended - row.computed - request.admitted)
-            self.ran.labels(level).observe(row.computed)
-            self.batch.labels(level).observe(row.batch)
             if row.certified is not None:
                 told = "yes" if row.certified else "no"
                 self.certified.labels(level, told).inc()
-        self.encoded.observe(ticket.encode_seconds)
+
+    def _note_batch(self, batch: Batch, seconds: float) -> None:
+        level = f"{batch.level:g}"
+        self.ran.labels(level).observe(seconds)
+        self.batch.labels(level).observe(max(len(batch.rows), 1))  # an audit has one text
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""

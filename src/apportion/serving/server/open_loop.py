@@ -7,7 +7,6 @@ request was to be sent, so that a client which is late itself hides nothing.
 from __future__ import annotations
 
 import csv
-import ipaddress
 import json
 import random
 import statistics
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from apportion.serving.server.addresses import is_loopback
 from apportion.serving.server.replay import gaps
 from apportion.serving.server.wire import Reply, Wire, in_front
 
@@ -52,6 +52,7 @@ class Hit:
     number: str  # the id that came back
     told: dict[str, Any]
     labels: tuple[str, ...] = ()  # what was answered
+    resent: bool = False  # on another connection, the first having been closed at rest
 
     @property
     def right(self) -> int:
@@ -172,7 +173,7 @@ def _place(url: str) -> tuple[str, int]:
     """Host and port of a server, if it is on this machine."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    if host != "localhost" and not _is_loopback(host):
+    if not is_loopback(host):
         raise ValueError(f"load is for a server on this machine, not for {host}")
     return host, parts.port or 80
 
@@ -183,7 +184,8 @@ def _hit(shot: Shot, reply: Reply, latency: float, late: float) -> Hit:
         return Hit(shot, reply.status, latency, late, reply.told, {})
     found = json.loads(reply.body)
     labels = tuple(row["label"] for row in found["data"])
-    return Hit(shot, reply.status, latency, late, reply.told, found.get("apportion", {}), labels)
+    told = found.get("apportion", {})
+    return Hit(shot, reply.status, latency, late, reply.told, told, labels, reply.resent)
 
 
 def summarise(hits: Sequence[Hit]) -> dict[str, Any]:
@@ -204,6 +206,7 @@ def summarise(hits: Sequence[Hit]) -> dict[str, Any]:
         "refused": by_status[429] + by_status[503],
         "timed_out": by_status[504],
         "lost": by_status[0],
+        "resent": sum(hit.resent for hit in hits),
         "failed": sum(n for s, n in by_status.items() if s not in (0, 200, 429, 503, 504)),
         "twice": sum(n - 1 for n in ids.values()) + strangers,
         "mean_budget": statistics.fmean([hit.told["budget"] for hit in met]) if met else None,
@@ -232,10 +235,3 @@ def _accuracy(hits: Sequence[Hit]) -> dict[str, Any]:
 
 def _share(values: Sequence[float], share: float) -> float:
     return values[min(int(share * len(values)), len(values) - 1)] if values else 0.0
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

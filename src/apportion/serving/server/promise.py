@@ -138,5 +138,9 @@ def find_promise(
 
 def kept_promise(old: Promise | Unpromised, new: Promise | Unpromised) -> Promise | Unpromised:
     """The promise after a swap: one of the same certificate keeps its audits and its alarm."""
-    both = isinstance(old, Promise) and isinstance(new, Promise)
-    return old if both and old.certificate == new.certificate else new  # type: ignore[union-attr]
+    if not (isinstance(old, Promise) and isinstance(new, Promise)):
+        return new
+    if old.certificate != new.certificate:
+        return new
+    old.share = new.share
+    return old

@@ -27,7 +27,7 @@ from apportion.serving.server.admitted import (
     Request,
     Row,
 )
-from apportion.serving.server.promise import LOAD, Audit, Promise, kept_promise
+from apportion.serving.server.promise import LOAD, Audit, Promise, Stage, kept_promise
 from apportion.serving.server.reserve import Reserve
 from apportion.serving.server.rival_policies import NAMED
 from apportion.serving.server.setting import Setting, Waiting, drain, highest_in_time, padded
@@ -52,6 +52,7 @@ class Queue:
         self.reserve = Reserve()
         self.rung = 0
         self.end: float | None = None  # of the grace period, once it drains
+        self.on_batch: Callable[[Batch, float], object] = lambda batch, seconds: None
         self._waiting: dict[int, Row] = {}
         self._running: set[Batch] = set()
         self._load = Load()
@@ -74,8 +75,10 @@ class Queue:
                 raise Refusal("draining", "the server is about to end", retry_after_ms=1000)
             now = self.clock()
             request = Request(model, terms, received, now, done, number)
+            stages = model.stages_of(terms)
+            asked = stages[0][0] if stages else self._asked(request, encoded, now)
             for ids in encoded:
-                request.rows.append(self._row(request, ids, now))
+                request.rows.append(self._row(request, ids, asked, stages))
             facts = [row.facts for row in request.rows]
             self._load = admit(facts, self._load, self._setting(model), busy=self._busy(now))
             self._number += len(facts)
@@ -86,21 +89,22 @@ class Queue:
             self.changed.notify(len(facts))
             return request
 
-    def _row(self, request: Request, ids: list[int], now: float) -> Row:
-        terms, model = request.terms, request.model
-        length = padded(len(ids), model.tokenizer.length)
-        setting = self._setting(model)
-        promise = model.promise if terms.certificate else None
-        stages = promise.stages if isinstance(promise, Promise) else ()
-        if stages:
-            asked = stages[0][0]
-        else:
-            asked = highest_in_time(terms, length, setting, spent=now - request.received)
+    def _asked(self, request: Request, encoded: Sequence[list[int]], now: float) -> float:
+        """The level that an idle server would run the rows of a request at."""
+        longest = request.model.tokenizer.length
+        lengths = [padded(len(ids), longest) for ids in encoded]
+        setting, spent = self._setting(request.model), now - request.received
+        return highest_in_time(request.terms, lengths, setting, spent=spent)
+
+    def _row(
+        self, request: Request, ids: list[int], asked: float, stages: tuple[Stage, ...]
+    ) -> Row:
+        terms, setting = request.terms, request.model.setting
         due = request.received + terms.target_ms / 1000.0
         facts = Waiting(
             number=self._number + len(request.rows),
             tier=terms.tier,
-            length=length,
+            length=padded(len(ids), request.model.tokenizer.length),
             deadline=due - setting.reply,
             latest=max(due, request.received + setting.max_wait),
             highest=asked,
@@ -163,6 +167,7 @@ class Queue:
             low, high = _SLOWER
             seconds = now - batch.started
             self.spent += seconds
+            self.on_batch(batch, seconds)
             gone = sum(row.outcome is not None for row in batch.rows)
             self.wasted += seconds * gone / max(len(batch.rows), 1)
             took = min(seconds / batch.predicted, high)  # one stall is no trend

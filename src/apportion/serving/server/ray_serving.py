@@ -7,68 +7,94 @@ through to the engine of a replica, where the policy sees them.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from apportion.files import first_line
 from apportion.serving.batch.ray_cluster import require_ray
+from apportion.serving.runtime.session import Runtime
+from apportion.serving.server.addresses import is_loopback
 from apportion.serving.server.admitted import Model
 from apportion.serving.server.app import build_app
 from apportion.serving.server.configuration import config_of
 from apportion.serving.server.engine import ServingEngine, load_model, setting_of
-from apportion.serving.server.keys import keyring_of
+from apportion.serving.server.keys import Keyring, keyring_of
+from apportion.serving.server.promise import CERTIFICATE, find_promise
 from apportion.serving.server.terms import Capacity, Config
 
 NAME = "apportion"  # of the application
 _IMPORT = "apportion.serving.server.ray_serving:build"
 _ONGOING, _QUEUED = 512, 1024  # requests in a replica, and before all of them
+_NO_TABLES = ("folder", "files")  # of `user_config`; the rest of it is a configuration file's
+_NOT_HERE = {
+    "workers": "a replica has one worker, so give more replicas",
+    "threads": "give a replica's threads beside its folder, by --threads or `args`",
+    "grace_s": "set graceful_shutdown_timeout_s of the deployment",
+}
+_log = logging.getLogger("ray.serve")  # whose lines name their replica
 
 
 class Replica:
     """One engine and its application; Ray starts it, asks how it is, and reconfigures it."""
 
-    def __init__(self, folder: str, threads: int = 1, home: str = ".") -> None:
+    def __init__(
+        self, folder: str, threads: int = 1, home: str = ".", anyone: bool = False
+    ) -> None:
         # Or a thread that computes keeps the event loop waiting for 5 ms at a time.
         sys.setswitchinterval(5e-4)
-        self.folder, self.home = folder, Path(home)
+        self.folder, self.home, self.anyone = folder, Path(home), anyone
         self.machine = Capacity(workers=1, threads=threads)
         self.engine = ServingEngine(load_model(Path(folder), Config(machine=self.machine)))
         self.engine.start()
         self._application: Any = None
+        self._configured = False
 
     def __serve_build_asgi_app__(self) -> Any:
-        name = Path(self.folder).resolve().name or "model"
-        self._application = build_app(self.engine, name=name)
+        name = Path(self.folder).resolve().name.replace(":", "-") or "model"
+        # A Serve config may have no `user_config`: then nobody is let in.
+        keyring = None if self.anyone else Keyring(())
+        self._application = build_app(self.engine, name=name, keyring=keyring)
         return self._application
 
     async def reconfigure(self, given: Mapping[str, Any]) -> None:
         """Takes other tiers, limits, keys or another policy; a `folder` is swapped in.
 
         What is given are the tables of a configuration file. Requests that wait keep their terms.
+        If anything is wrong, what runs goes on.
         """
-        tables = {name: value for name, value in given.items() if name != "folder"}
-        config = self._config(tables)
+        try:
+            await self._reconfigure(given)
+            self._configured = True
+        except Exception as error:
+            if not self._configured:
+                raise  # a replica that starts has nothing to go on with
+            # Ray would stop a replica that raises.
+            _log.error("not reconfigured, the running model goes on: %s", first_line(error))
+
+    async def _reconfigure(self, given: Mapping[str, Any]) -> None:
+        tables = {name: value for name, value in given.items() if name not in _NO_TABLES}
+        config = terms_of(tables, self.home, anyone=self.anyone)
+        # Threads are what the replica was given CPUs for.
+        own = self.machine
+        machine = replace(config.machine, workers=own.workers, threads=own.threads)
+        config = replace(config, machine=machine)
+        keyring = keyring_of(config)
         folder = str(given.get("folder", self.folder))
         if folder != self.folder:
             model = await asyncio.to_thread(load_model, Path(folder), config)
         else:
-            model = with_config(self.engine.queue.model, config)
-        keyring = keyring_of(config)
+            model = with_config(self.engine.queue.model, config, Path(folder))
         self.engine.swap(model)
         self.folder = folder
         service = self._application.state.service
         service.keyring = keyring
         service.name = config.name or service.name
-
-    def _config(self, tables: Mapping[str, Any]) -> Config:
-        config = config_of(tables, self.home)
-        # Threads are what the replica was given CPUs for.
-        given = self.machine
-        machine = replace(config.machine, workers=given.workers, threads=given.threads)
-        return replace(config, machine=machine)
 
     def check_health(self) -> None:
         """Raises if requests can't be answered: Ray then replaces the replica."""
@@ -83,16 +109,35 @@ class Replica:
         self.engine.stop()
 
 
-def with_config(model: Model, config: Config) -> Model:
-    """The same model on other terms."""
+def terms_of(tables: Mapping[str, Any], home: Path, *, anyone: bool) -> Config:
+    """The configuration in a file's tables, if it is one for Ray. `anyone` may ask without keys."""
+    config = config_of(tables, home)
+    for name, instead in _NOT_HERE.items():
+        if name in tables.get("machine", {}):
+            raise ValueError(f"[machine] {name} is not read on Ray: {instead}")
+    if config.keys is None and not anyone:
+        raise ValueError(
+            "there are no keys: give [keys] a file in the configuration, or say that anyone may "
+            "ask, by --open or `open` beside the folder in `args`"
+        )
+    return config
+
+
+def with_config(model: Model, config: Config, folder: Path) -> Model:
+    """The same model, of that folder, on other terms."""
     config = config.fitted(model.levels)
     longest = model.tokenizer.length
     setting = setting_of(config, model.levels, model.setting.forecast, longest=longest)
-    return replace(model, config=config, setting=setting.with_workers(model.setting.workers))
+    told, runtime = config.promised, cast(Runtime, model.runtime)
+    promise = find_promise(runtime, folder, file=told.file, share=told.audit)
+    setting = setting.with_workers(model.setting.workers)
+    return replace(model, config=config, setting=setting, promise=promise)
 
 
 def build(args: dict[str, Any]) -> Any:
-    """The application of a Serve config: `args` are folder, replicas, threads, CPUs and home."""
+    """The application of a Serve config: `args` are folder, replicas, threads, CPUs, home, and
+    whether it is open to those without keys.
+    """
     require_ray()
     from ray import serve
     from ray.serve.config import BackpressureConfig
@@ -109,7 +154,8 @@ def build(args: dict[str, Any]) -> Any:
         health_check_period_s=2,
     )
     deployment: Any = deploying(serve.ingress()(Replica))
-    return deployment.bind(str(args["folder"]), threads, str(args.get("home", ".")))
+    home, anyone = str(args.get("home", ".")), bool(args.get("open", False))
+    return deployment.bind(str(args["folder"]), threads, home, anyone)
 
 
 def serve_config(
@@ -122,27 +168,49 @@ def serve_config(
     cpus: float = 1.0,
     host: str = "127.0.0.1",
     port: int = 8000,
+    anyone: bool = False,
 ) -> dict[str, Any]:
     """The Serve config of a folder on the terms of a configuration file's tables.
 
-    Ray reconfigures replicas that run if only the tables differ from the last config.
+    Ray reconfigures replicas that run if only the tables, or files that they name, differ from the
+    last config. Complaints come here, before any replica hears of it. At an address of the network
+    there must be keys, unless `anyone` may ask.
     """
-    config_of(tables, home)  # complains here, not in a replica
+    config = terms_of(tables, home, anyone=True)
+    if not (anyone := anyone or is_loopback(host)) and config.keys is None:
+        raise ValueError(
+            f"{host} can be reached from elsewhere, and there are no keys: give [keys] a file in "
+            "the configuration, or say --open"
+        )
+    runtime, told = Runtime(folder), config.promised
+    config.fitted(runtime.levels)
+    find_promise(runtime, folder, file=told.file, share=told.audit)
+    keyring_of(config)
+    read = (config.keys, told.file or folder / CERTIFICATE)
     arguments = {
         "folder": str(folder.resolve()),
         "home": str(home.resolve()),
         "replicas": replicas,
         "threads": threads,
         "cpus": cpus,
+        "open": anyone,
     }
     application = {
         "name": NAME,
         "route_prefix": "/",
         "import_path": _IMPORT,
         "args": arguments,
-        "deployments": [{"name": "Replica", "user_config": dict(tables)}],
+        # Ray passes on what differs: other keys in a file of the same name do not, their hash does.
+        "deployments": [{"name": "Replica", "user_config": {**tables, "files": _digest(read)}}],
     }
     return {"http_options": {"host": host, "port": port}, "applications": [application]}
+
+
+def _digest(files: Iterable[Path | None]) -> str:
+    """A hash of what is in some files, those left out that are not there."""
+    there = [file.read_bytes() for file in files if file is not None and file.is_file()]
+    hashes = [hashlib.sha256(content).hexdigest() for content in there]
+    return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
 def deploy(config: Mapping[str, Any], *, patience: float = 240.0) -> None:

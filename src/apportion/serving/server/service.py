@@ -68,8 +68,6 @@ class Service:
             body = await self._body(request)
             question = dialect.read(body, self.config)
             ticket = await self._ticket(request, question, key, number)
-            if question.notes.get("whole"):
-                self._check_whole(ticket)
             told = summary(ticket)
             noted.update(tier=ticket.terms.tier, rows=len(question.texts), budget=told["budget"])
             headers |= timings(told, time.perf_counter() - started, ticket)
@@ -131,17 +129,21 @@ class Service:
         allowed = key.tiers if key else None
         terms = agree(asked, model.config, levels=model.levels, allowed=allowed)
         wait = _Wait(request, terms.timeout_ms / 1000.0)
-        ticket = Ticket(question.texts, terms, model, wait.answer, number=number)
+        whole = bool(question.notes.get("whole"))
+        ticket = Ticket(question.texts, terms, model, wait.answer, number=number, whole=whole)
         try:
             self.engine.ask(ticket)
             await wait.over
         except Refusal as refusal:
             ticket.refusal = refusal
+        except asyncio.CancelledError:  # whoever runs this application saw that the client left
+            wait.left = True
+            raise
         finally:
             wait.stop()
             if not wait.answered:
                 self.engine.leave(ticket, CANCELLED if wait.left else TIMED_OUT)
-        asyncio.get_running_loop().call_soon(self._count, ticket, key)
+            asyncio.get_running_loop().call_soon(self._count, ticket, key)
         # An answer that came at the last moment counts as one: the rows' outcomes are final now.
         if wait.left and _outcome(ticket) != ANSWERED:
             raise ClientDisconnect
@@ -168,21 +170,15 @@ class Service:
                 self.metrics.rows.labels(ticket.terms.tier, "refused").inc(ticket.count)
             return
         self.metrics.count(ticket, key.name if key else "-")
-        if key and self.keyring:
-            answered = [row for row in ticket.request.rows if row.outcome == ANSWERED]
-            self.keyring.spend(key, sum(row.cost for row in answered))
-
-    def _check_whole(self, ticket: Ticket) -> None:
-        assert ticket.request is not None
-        longest = ticket.model.tokenizer.length
-        if any(len(row.ids) >= longest for row in ticket.request.rows):
-            raise Refusal("too-large", f"a text has {longest} tokens or more, and may not be cut")
+        if key and self.keyring and ticket.request.outcome == ANSWERED:
+            self.keyring.spend(key, sum(row.cost for row in ticket.request.rows))
 
     def show(self, request: Request, page: Callable[[Request], Any]) -> Response:
         """A page of facts, as JSON, for those who may see it."""
         number = number_of(request)
         try:
-            self._key(request)
+            key = self._key(request)
+            request.state.tiers = key.tiers if key else None
             return Response(msgspec.json.encode(page(request)), media_type=JSON)
         except Refusal as refusal:
             return refused(Native(), refusal, number, {"X-Request-Id": number})
@@ -196,7 +192,8 @@ class Service:
         trouble = self.engine.trouble()
         if trouble is None:
             return Response(b'{"ready":true}', media_type=JSON)
-        refusal = Refusal("starting", f"not ready: {trouble}", retry_after_ms=1000)
+        kind = "draining" if self.engine.closing else "starting"
+        refusal = Refusal(kind, f"not ready: {trouble}", retry_after_ms=1000)
         return refused(Native(), refusal, number_of(request), {})
 
 

@@ -5,7 +5,7 @@ Pure: no clock, no threads, no state but a memory of forecasts. Times are second
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
@@ -99,19 +99,24 @@ def padded(length: int, longest: int) -> int:
     return min(-(-length // BUCKET) * BUCKET, max(longest, length))
 
 
-def highest_in_time(terms: Terms, length: int, setting: Setting, *, spent: float = 0.0) -> float:
-    """The highest level at which an idle server would answer a row within its target.
+def highest_in_time(
+    terms: Terms, lengths: Sequence[int], setting: Setting, *, spent: float = 0.0
+) -> float:
+    """The highest level at which an idle server would answer the rows of a request in time.
 
-    The lowest of its terms if none would. What the row asks for is this: load may lower it, and
-    its own target already has.
+    The lowest of its terms if none would. What the rows ask for is this: load may lower it, and
+    their own target already has. They are counted as the policy counts them, one after the other,
+    the last of them with the usual reserve.
     """
     left = terms.target_ms / 1000.0 - spent - setting.reply
-    fitting = [
-        level
-        for level in setting.levels
-        if terms.lowest <= level <= terms.highest and setting.seconds(1, length, level) <= left
-    ]
-    return max(fitting, default=terms.lowest)
+
+    def fits(level: float) -> bool:
+        times = [setting.seconds(1, length, level) for length in lengths]
+        waits = (sum(times) - times[-1]) / setting.workers
+        return waits <= (1.0 - RESERVED) * (left - times[-1]) + 1e-9 and max(times) <= left
+
+    allowed = [level for level in setting.levels if terms.lowest <= level <= terms.highest]
+    return max(filter(fits, allowed), default=terms.lowest)
 
 
 def drain(row: Waiting, end: float) -> Waiting:

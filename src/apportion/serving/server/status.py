@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from apportion.serving.server.admitted import ANSWERED
@@ -63,8 +63,10 @@ def model_facts(service: Served, name: str) -> dict[str, Any]:
     }
 
 
-def forecast_now(service: Served, query: Mapping[str, str]) -> dict[str, Any]:
-    """Milliseconds of each level for a call, and how things are."""
+def forecast_now(
+    service: Served, query: Mapping[str, str], allowed: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Milliseconds of each level for a call, and how things are; of the tiers that a key bought."""
     queue = service.engine.queue
     model, state = queue.model, queue.state()
     rows = _whole(query, "rows", 1, service.config.limits.rows)
@@ -96,6 +98,7 @@ def forecast_now(service: Served, query: Mapping[str, str]) -> dict[str, Any]:
                 "price": tier.price,
             }
             for tier in service.config.tiers
+            if allowed is None or tier.name in allowed
         ],
         "rung": int(state["rung"]),
         "rungs": len(setting.rungs),

@@ -31,6 +31,7 @@ class Reply:
     told: str  # the id that came back
     body: bytes
     moment: float  # of `time.perf_counter`
+    resent: bool = False  # its connection had been closed at rest, so it was sent twice
 
 
 @dataclass
@@ -42,6 +43,7 @@ class _Connection:
     number: str | None = None  # of the message that is under way
     message: bytes = b""
     found: bytearray = field(default_factory=bytearray)
+    answered: bool = False  # something, so that a server may have hung up on it at rest
 
 
 class Wire:
@@ -144,16 +146,18 @@ class Wire:
             headers.get("x-request-id", ""),
             bytes(rest),
             time.perf_counter(),
+            resent=not one.message,
         )
         self._busy.pop(str(one.number), None)
-        one.number = None
+        one.number, one.answered = None, True
         self._free.append(one)
         return reply
 
     def _closed(self, one: _Connection) -> Reply | None:
         """A server hangs up on connections that nobody used for a while, maybe just now.
 
-        As every client of HTTP does, one whose message was not begun to be answered sends it again.
+        As every client of HTTP does, one that was in use before, and whose message was not begun to
+        be answered, sends it again, once.
         """
         self._hang_up(one)
         if one in self._free:
@@ -162,7 +166,7 @@ class Wire:
             return None
         number = one.number
         del self._busy[number]
-        if not one.found and one.message:
+        if one.answered and not one.found and one.message:
             with suppress(OSError):
                 self.send(number, one.message)
                 self._busy[number].message = b""  # once
