@@ -28,7 +28,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +41,14 @@ import apportion.study.serving_records  # noqa: F401 - makes its kinds known
 from apportion.serving.bench.timing import median_interval
 from apportion.serving.guarantees.cascade import ask
 from apportion.serving.runtime.session import Runtime
-from apportion.serving.server.open_loop import LATE_CLIENT, Shot, fire, send_times, summarise
+from apportion.serving.server.open_loop import (
+    LATE_CLIENT,
+    Hit,
+    Shot,
+    fire,
+    send_times,
+    summarise,
+)
 from apportion.study import records
 from apportion.study.load_arms import LoadPlan, run_load
 from apportion.study.server_process import ServerProcess
@@ -343,16 +350,15 @@ def targets(job: Job) -> None:
         )
         with ServerProcess(job.folder, config) as server:
             for places in groups:
-                texts = [job.texts[n] for n in places]
                 longest = max(tokens[n] for n in places)
                 if job.have("target", tokens=longest) < 16:
-                    try_targets(job, server, texts, longest, levels[0])
+                    tokens_of = {job.texts[n]: tokens[n] for n in places}
+                    try_targets(job, server, tokens_of, levels[0])
 
 
-def try_targets(
-    job: Job, server: ServerProcess, texts: list[str], longest: int, small: float
-) -> None:
-    """All targets of texts of one length."""
+def try_targets(job: Job, server: ServerProcess, tokens: Mapping[str, int], small: float) -> None:
+    """All targets of texts of about one length."""
+    texts, longest = list(tokens), max(tokens.values())
     fastest, whole = (_median_ms(server, texts, budget) for budget in (small, 1.0))
     first, last = 1.2 * fastest, 1.5 * whole
     for load in (0.0, 0.8):
@@ -385,8 +391,25 @@ def try_targets(
                 mean_budget=round(
                     statistics.fmean([h.told["budget"] for h in hits if h.status == 200]), 4
                 ),
+                # Alone, each request is a call by itself.
+                forecast_off=None if load else forecast_off(server, hits, tokens),
                 client_p99_ms=round(found["client_p99_ms"], 3),
             )
+
+
+def forecast_off(server: ServerProcess, hits: Sequence[Hit], tokens: Mapping[str, int]) -> float:
+    """How far calls were from what the server foretells of them, a median."""
+    foretold: dict[int, dict[float, float]] = {}
+    off = []
+    for hit in hits:
+        if hit.status == 200:
+            count = tokens[hit.shot.body["input"][0]]
+            if count not in foretold:
+                told = server.ask(path=f"/v1/forecast?tokens={count}")
+                foretold[count] = {one["budget"]: one["ms"] for one in told["levels"]}
+            expected = foretold[count][hit.told["budget"]]
+            off.append(abs(expected - hit.told["model_ms"]) / hit.told["model_ms"])
+    return round(statistics.median(off), 4)
 
 
 def _median_ms(server: ServerProcess, texts: list[str], budget: float) -> float:

@@ -74,6 +74,9 @@ class TargetRecord(ServedRecord):
     p95_ms: Annotated[float, "milliseconds that 95 % of them stayed below"]
     within: Annotated[float, "share of the requests that were answered within the target"]
     mean_budget: Annotated[float, "of the answers"]
+    forecast_off: Annotated[
+        float | None, "median distance of a call's time from the server's forecast, as a share"
+    ] = None
     client_p99_ms: Annotated[float, "how late the client was, at its 99th percentile"]
 
 

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from apportion.serving.server.admitted import ANSWERED
 from apportion.serving.server.engine import ServingEngine
-from apportion.serving.server.setting import padded
 from apportion.serving.server.terms import Config, Refusal
 
 
@@ -66,12 +65,15 @@ def model_facts(service: Served, name: str) -> dict[str, Any]:
 def forecast_now(
     service: Served, query: Mapping[str, str], allowed: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """Milliseconds of each level for a call, and how things are; of the tiers that a key bought."""
+    """Milliseconds of each level for a call, and how things are; of the tiers that a key bought.
+
+    Half of the calls are over after `ms`, and 19 of 20 after `ms_95`.
+    """
     queue = service.engine.queue
     model, state = queue.model, queue.state()
     rows = _whole(query, "rows", 1, service.config.limits.rows)
     tokens = _whole(query, "tokens", 64, model.tokenizer.length)
-    length = padded(tokens, model.tokenizer.length)
+    of = rows, tokens
     setting = model.setting.corrected(state["ratio"])
     rung = setting.rungs[min(int(state["rung"]), len(setting.rungs) - 1)]
     answered = sum(n for (_, outcome), n in list(queue.counts.items()) if outcome == ANSWERED)
@@ -83,7 +85,8 @@ def forecast_now(
         "levels": [
             {
                 "budget": level,
-                "ms": round(1000 * setting.seconds(rows, length, level), 3),
+                "ms": round(1000 * setting.ratio * setting.forecast_seconds(*of, level), 3),
+                "ms_95": round(1000 * setting.seconds(*of, level), 3),
                 "cost": round(rows * model.cost(tokens, level), 3),
             }
             for level in model.levels

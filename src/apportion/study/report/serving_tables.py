@@ -112,10 +112,16 @@ def _target_rows(records: Sequence[Record]) -> list[dict[str, str]]:
             f"{max(one['target_ms'] for one in own):.1f}",
             "kept by 95 %": f"{sum(over <= 1.0 for over in _p95_over(own))} of {len(own)}",
             "worst p95 over its target": f"{max(_p95_over(own)):.2f}",
+            "forecast off by": _off(own),
             "requests": str(sum(one["requests"] for one in own)),
         }
         for (subject, tokens, load), own in grouped(found, "subject", "tokens", "load").items()
     ]
+
+
+def _off(records: Sequence[Record]) -> str:
+    off = [one["forecast_off"] for one in records if one.get("forecast_off") is not None]
+    return percent(statistics.median(off)) if off else "–"
 
 
 def _p95_over(records: Sequence[Record]) -> list[float]:
