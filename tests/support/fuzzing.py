@@ -133,8 +133,16 @@ def complaint(path: str, reply: Reply) -> str | None:
     if reply.status == 0 or reply.status == 500 or b"Traceback" in reply.body:
         return f"{path}: status {reply.status}"
     if reply.status >= 400 and reply.body:
-        told = json.loads(reply.body)
-        if "error" not in told and told.get("status") != reply.status:
+        told, kind = json.loads(reply.body), reply.headers.get("content-type")
+        problem = kind == "application/problem+json" and told.get("status") == reply.status
+        if path == "/predict":
+            own = kind == "application/json" and {"error", "error_type"} <= set(told)
+        elif path.endswith("/infer"):
+            own = kind == "application/json" and set(told) == {"error"}
+        else:
+            own = problem
+        # A path or a method that there is not is of no dialect.
+        if not (own or (problem and reply.status in (404, 405))):
             return f"{path}: an error of no shape: {told}"
     return None
 

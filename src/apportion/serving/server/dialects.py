@@ -253,6 +253,7 @@ def summary(ticket: Ticket) -> dict[str, Any]:
     request, rows = ticket.request, ticket.request.rows
     cost = sum(row.cost for row in rows)
     late = max(row.ended for row in rows) - request.received > ticket.terms.target_ms / 1000.0
+    waited = max(row.ended - row.computed for row in rows) - request.received
     return {
         "budget": min(row.level for row in rows),
         "asked": min(row.asked for row in rows),
@@ -261,7 +262,8 @@ def summary(ticket: Ticket) -> dict[str, Any]:
         "cost": round(cost, 4),
         "units": "token-budgets",
         "price": round(cost * ticket.terms.price, 4),
-        "queue_ms": _ms(max(row.ended - row.computed for row in rows) - request.admitted),
+        # All that is neither encoding nor the model: for the encoder's thread, too.
+        "queue_ms": _ms(max(waited - ticket.encode_seconds, 0.0)),
         "encode_ms": _ms(ticket.encode_seconds),
         "model_ms": _ms(max(row.computed for row in rows)),
         "batch": max(row.batch for row in rows),

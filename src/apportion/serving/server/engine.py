@@ -212,8 +212,9 @@ class ServingEngine:
                         done=ticket.end,
                         number=ticket.number,
                     )
-        except Refusal as refused:
-            ticket.refusal = refused
+        except Exception as error:  # whatever it is, this thread encodes for others, too
+            failed = Refusal("failed", "the server failed on this request")
+            ticket.refusal = error if isinstance(error, Refusal) else failed
             ticket.end()
         finally:
             with self._lock:

@@ -86,7 +86,7 @@ class _Lifetime:
         log.setLevel(logging.CRITICAL if quiet else logging.INFO)
         log.propagate = False
         log.handlers = [logging.StreamHandler(sys.stderr)]
-        self.swapping = False
+        self.swapping = self.asked_again = False
 
     def run(
         self, watching: Callable[[], AbstractContextManager[Callable[[int, int], None] | None]]
@@ -129,22 +129,29 @@ class _Lifetime:
 
     async def swap(self) -> None:
         """Reads folder and configuration again; if anything is wrong, the old model goes on."""
-        if self.swapping:
+        if self.swapping:  # what is being read may be older than what is there now
+            self.asked_again = True
             return
         self.swapping = True
         try:
-            config = self.read_config()
-            keyring = keyring_of(config)
-            model = await asyncio.to_thread(load_model, self.folder, config)
-            self.engine.swap(model)
-            self.config, self.service.keyring = config, keyring
-            self.service.name = config.name or self.service.name
-            self.tell("swapped: requests from now on are answered by the new model")
-            _tell_promise(model, self.tell)
+            await self._swap()
         except Exception as error:  # whatever it is, there is a model that works
             self.tell(f"not swapped, the running model goes on: {first_line(error)}")
         finally:
             self.swapping = False
+        if self.asked_again:
+            self.asked_again = False
+            await self.swap()
+
+    async def _swap(self) -> None:
+        config = self.read_config()
+        keyring = keyring_of(config)
+        model = await asyncio.to_thread(load_model, self.folder, config)
+        self.engine.swap(model)
+        self.config, self.service.keyring = config, keyring
+        self.service.name = config.name or self.service.name
+        self.tell("swapped: requests from now on are answered by the new model")
+        _tell_promise(model, self.tell)
 
 
 def _tell_promise(model: Model, tell: Callable[[str], None]) -> None:

@@ -71,6 +71,7 @@ def openapi() -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "apportion serve", "version": __version__},
+        "security": [{}, {"key": []}],  # keys are asked for where the configuration names some
         "paths": paths,
         "components": {
             "schemas": {**parts, "Problem": problem},

@@ -179,7 +179,8 @@ class Service:
         try:
             key = self._key(request)
             request.state.tiers = key.tiers if key else None
-            return Response(msgspec.json.encode(page(request)), media_type=JSON)
+            body = msgspec.json.encode(page(request))
+            return Response(body, headers={"X-Request-Id": number}, media_type=JSON)
         except Refusal as refusal:
             return refused(Native(), refusal, number, {"X-Request-Id": number})
 

@@ -151,7 +151,9 @@ class Config:
             if tier.name == name:
                 return tier
         have = ", ".join(tier.name for tier in self.tiers)
-        raise Refusal("no-such-tier", f"there is no tier {name[:80]!r}; there are {have}")
+        raise Refusal(
+            "no-such-tier", f"there is no tier {name[:80]!r}; there are {have}", path="tier"
+        )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import selectors
 import socket
 import time
@@ -100,8 +101,11 @@ class Wire:
 
     def receive(self, seconds: float) -> list[Reply]:
         """Answers that are complete, waiting for so long at most for the first byte."""
-        replies = []
-        for key, _ in self._poll.select(max(0.0, seconds)):
+        replies, seconds = [], max(0.0, seconds)
+        if hasattr(self._poll, "fileno"):  # by itself it counts in whole milliseconds
+            select.select([self._poll.fileno()], [], [], seconds)
+            seconds = 0.0
+        for key, _ in self._poll.select(seconds):
             reply = self._read(key.data)
             if reply is not None:
                 replies.append(reply)
