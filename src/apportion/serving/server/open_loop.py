@@ -163,7 +163,9 @@ def saturate(url: str, bodies: Sequence[dict[str, Any]], *, clients: int, second
         last = start
         while wire.waiting:
             if time.perf_counter() > last + _SILENT:
-                raise ValueError(f"a server that was to be saturated said nothing for {_SILENT:g} s")
+                raise ValueError(
+                    f"a server that was to be saturated said nothing for {_SILENT:g} s"
+                )
             for reply in wire.receive(_SILENT):
                 last = reply.moment
                 if reply.status != 200:
