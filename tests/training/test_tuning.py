@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,6 +41,7 @@ def fast(monkeypatch):
     """A model of random weights is far from its small budgets: steps have to be large."""
     quick = lambda name, **changes: recipe(name, **{**FAST, **changes})  # noqa: E731
     monkeypatch.setattr(room, "recipe", quick)
+    monkeypatch.setattr(room, "_MOST_TIMES", 1)  # as many views as are asked for
 
 
 def seen_by(tuned):
@@ -107,6 +109,7 @@ def given(whole):
 def test_what_brings_held_out_texts_no_nearer_is_not_kept(given, monkeypatch):
     model, task, whole = given
     before = weights_digest(model)
+    monkeypatch.setattr(room, "_MOST_TIMES", 1)
     wild = lambda name, **changes: recipe(name, **{**FAST, **changes, "lr": 1.0})  # noqa: E731
     monkeypatch.setattr(room, "recipe", wild)
     made, facts = tune(model, task, whole, rows=300)
@@ -153,6 +156,40 @@ def test_few_texts_are_shown_in_many_views(given, fast):
     few = replace(task, train=task.train.take(torch.arange(30)))
     _, facts = tune(model, few, whole, rows=4000)
     assert facts["tuned"]["rows"] == 20 * 30
+
+
+def test_short_texts_are_shown_more_often(given, fast, monkeypatch):
+    model, task, whole = given
+    monkeypatch.setattr(room, "_MOST_TIMES", 4)
+    some = task.train.take(torch.arange(100))
+    for tokens, times in ((64, 1), (32, 2), (8, 4)):
+        longer = SimpleNamespace(lengths=torch.full((100,), tokens))
+        assert room._times_as_many(longer) == times
+    assert float(some.lengths.float().mean()) < 16
+    _, facts = tune(model, replace(task, train=some), whole, rows=300)
+    assert facts["tuned"]["rows"] == 4 * 300
+
+
+def test_the_whole_budget_regains_what_it_lost_before_it_is_judged(given, fast, monkeypatch):
+    model, task, whole = given
+    calls = []
+    inside = room.regain
+
+    def watching(learned, split, **rest):
+        calls.append((learned, split, rest["whole"], inside(learned, split, **rest)))
+        return calls[-1][-1]
+
+    monkeypatch.setattr(room, "regain", watching)
+    between = []
+    mixing = room._between
+    monkeypatch.setattr(
+        room, "_between", lambda model, to, share: between.append(to) or mixing(model, to, share)
+    )
+    tune(model, task, whole, rows=300)
+    ((learned, split, teacher, regained),) = calls
+    assert weights_digest(learned) not in {weights_digest(model), weights_digest(regained)}
+    assert teacher is whole and set(split.texts) <= set(task.train.texts)
+    assert between and all(one is regained for one in between)
 
 
 def test_time_bounds_the_views(given, fast, monkeypatch):

@@ -167,9 +167,14 @@ def _divide(split: Split, held_out: Split | None) -> tuple[Split, Split]:
 
 def _enough(split: Split, unknowns: int) -> int:
     """How many rows of a split have `_TOKENS` tokens per unknown, if it has that many."""
+    return rows_with(split, _TOKENS * (unknowns + 1))
+
+
+def rows_with(split: Split, tokens: int) -> int:
+    """How many of a split's first rows have so many tokens together, if it has that many."""
     width = next(iter(split.inputs.values())).shape[1]
     lengths = torch.full((len(split),), width) if split.lengths is None else split.lengths
-    return int((lengths.cumsum(0) < _TOKENS * (unknowns + 1)).sum()) + 1
+    return int((lengths.cumsum(0) < tokens).sum()) + 1
 
 
 def _distance(apart: Apart) -> float:

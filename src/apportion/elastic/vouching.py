@@ -93,6 +93,7 @@ def bounds(successes: int, trials: int) -> tuple[float, float]:
     return float(interval.low), float(interval.high)
 
 
+@torch.no_grad()
 def answers_of(model: nn.Module, split: Split) -> Tensor:
     """The logits of all rows [rows, outputs], in the order of `split.batches`."""
     was_training = model.training

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from apportion.data.task import Split, Task
 from apportion.elastic.conversion import Tuned
-from apportion.elastic.elastic import Elastic, logits_of
+from apportion.elastic.elastic import Elastic, check_elastic, logits_of
+from apportion.elastic.regaining import regain
 from apportion.elastic.repairing import REPAIRED_AT, answers_as_before
 from apportion.elastic.searching import check_seconds
 from apportion.elastic.vouching import answers_of, apart
@@ -27,6 +28,8 @@ from apportion.training.progress import Tick
 from apportion.training.recipes import recipe
 
 ROWS = 4000  # views of texts that it learns from, if nobody says
+_USUAL = 64  # tokens of a text: of shorter ones as many times the views, since each says less
+_MOST_TIMES = 4
 FEWEST = 256  # of them: below that it is not worth its while
 _MOST_VIEWS = 20  # of one text
 _SHARE = 0.5  # of the time that search, repair and tuning have together
@@ -69,6 +72,8 @@ def tune(
 ) -> Tuned:
     """A nested model whose budgets have learned the answers of the `whole` one, and what it took.
 
+    It learns from so many `rows`, views of texts; of short texts from up to four times as many.
+    Then the whole budget makes up for what it lost with the units that are its own (`regain`).
     Validation rows of the task, whose labels are not looked at, decide how far it goes: the share
     of the way from the old weights to the learned ones with the smallest Σ_B √KL(whole ‖ B), of
     those at which the whole budget still answers as the whole model. The given model is left alone.
@@ -78,6 +83,7 @@ def tune(
     started = time.perf_counter()
     every = [task.train] if task.unlabelled is None else [task.train, task.unlabelled]
     choosing = task.validation
+    rows = round(rows * _times_as_many(task.train))
     if seconds is not None:
         time_for = seconds / _seconds_per_row(whole, task.train)  # so many passes
         most = max(_FEWEST_CHOOSING, int(_CHOOSING_SHARE * time_for / _CHOOSING_PASSES))
@@ -99,7 +105,8 @@ def tune(
     )
     how = recipe("tune-encoder", epochs=passes, views=passes)
     fitted = fit(model, learned, recipe=how, seed=seed, teacher=whole, progress=progress)
-    share, before, after = _far_enough(model, fitted.model, choosing, whole)
+    towards = regain(check_elastic(fitted.model), train, whole=whole)
+    share, before, after = _far_enough(model, towards, choosing, whole)
     facts = {
         "rows": passes * (len(train) + len(others or ())),
         "share": share,
@@ -107,7 +114,7 @@ def tune(
         "after": round(after, 4),
         "seconds": round(time.perf_counter() - started, 1),
     }
-    made = _between(model, fitted.model, share) if share else model
+    made = _between(model, towards, share) if share else model
     return made, {"tuned": facts}
 
 
@@ -125,6 +132,13 @@ def _far_enough(
         distances[share] = whole_budget + sum(root for root, _ in asked(budgets=REPAIRED_AT[:-1]))
     best = min(distances, key=lambda share: distances[share])
     return best, distances[0.0], distances[best]
+
+
+def _times_as_many(split: Split) -> float:
+    """How many times the views short texts get."""
+    if split.lengths is None:
+        return 1.0
+    return min(max(_USUAL / float(split.lengths.float().mean()), 1.0), _MOST_TIMES)
 
 
 def shared_out(seconds: float | None, *, tuned: bool) -> tuple[float | None, float | None]:
