@@ -76,7 +76,7 @@ def convert(
         int,
         typer.Option(
             help="Views of the texts from which all budgets learn what the model itself answers, "
-            "after the repair; 0 for none.",
+            "after the repair, up to four times as many if texts are short; 0 for none.",
             min=0,
         ),
     ] = 4000,
