@@ -39,9 +39,9 @@ def regain(model: Elastic, split: Split, *, whole: nn.Module, above: float = ABO
     """
     if model.form != "nested":
         raise ValueError("only a nested model has units that no smaller budget pays for")
-    shared, regained = model.allocation(above), model.plain().eval()
+    device = next(whole.parameters()).device
+    shared, regained = model.allocation(above), model.plain().to(device).eval()
     split = split.take(torch.arange(len(split))[: rows_with(split, _TOKENS)])
-    device = model.gates.a.device
     batches = [
         {name: values.to(device) for name, values in inputs.items()}
         for inputs, _ in split.batches(_BATCH)
@@ -68,8 +68,8 @@ def regain(model: Elastic, split: Split, *, whole: nn.Module, above: float = ABO
 
 def _change(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     """What brings columns [tokens, own] nearest to what is missing [tokens, outputs]."""
-    gram = sum((columns.T @ columns).double() for columns, _ in parts)
-    right = sum((columns.T @ missing).double() for columns, missing in parts)
+    gram = sum((columns.T @ columns).cpu().double() for columns, _ in parts)
+    right = sum((columns.T @ missing).cpu().double() for columns, missing in parts)
     assert isinstance(gram, Tensor) and isinstance(right, Tensor)
     squares = gram.diagonal()
     squares += squares.mean() * _RIDGE or 1.0  # columns that are all zero stay
