@@ -38,6 +38,7 @@ _SHARE = 0.5  # of the time that search, repair and tuning have together
 _PASSES = 1.0 + 3.0 * 0.6 * 1.2
 # Of the way to the learned weights; 0, as it was, can always be had.
 _SHARES = (0.25, 0.5, 0.75, 1.0)
+_GIVEN_UP = 0.01  # of its answers: what the whole budget may change more, as others gain much
 # What a row takes that chooses among them: the whole model's own answer, then all budgets of each.
 _CHOOSING_PASSES = 1.0 + (1 + len(_SHARES)) * sum(REPAIRED_AT) * 1.2
 _CHOOSING_SHARE, _FEWEST_CHOOSING = 0.25, 64  # of the time, and rows
@@ -127,8 +128,8 @@ def _far_enough(
     for share in (0.0, *_SHARES):
         asked = partial(apart, _between(model, learned, share), held_out, wanted=wanted)
         ((whole_budget, agreement),) = asked(budgets=REPAIRED_AT[-1:])
-        if share and not answers_as_before(agreement, len(held_out)):  # further on it is less
-            break
+        if share and not answers_as_before(agreement + _GIVEN_UP, len(held_out)):
+            break  # further on it is less
         distances[share] = whole_budget + sum(root for root, _ in asked(budgets=REPAIRED_AT[:-1]))
     best = min(distances, key=lambda share: distances[share])
     return best, distances[0.0], distances[best]
