@@ -177,7 +177,7 @@ def bought(certificate: Certificate) -> Table:
             f"{certificate.disagreements} of {certificate.rows:,} test rows differed; bound "
             f"{100 * certificate.bound:.2f} %. Mean cost {certificate.cost:.3f}. "
             f"{certificate.rows_per_second:,.0f} rows/s, {certificate.speed:.2f}x the whole "
-            f"model's ({certificate.threads} threads, batches of {certificate.batch})."
+            f"model's (threads: {certificate.threads}, batches of {certificate.batch})."
         )
     columns = ("budget", "texts that end there", "margin needed")
     return Table("certificate", "What was bought", columns, rows, said)
