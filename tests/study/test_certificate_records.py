@@ -7,6 +7,7 @@ from pathlib import Path
 
 import certified
 import drift_streams
+import file_promises
 import numpy as np
 import pytest
 import validity
@@ -70,6 +71,29 @@ def test_promises_are_checked_on_answers_and_a_check_can_fail(tmp_path, capsys, 
     assert (made.data, made.method, made.run_by) == ("some-set", "cascade", "int8")
     assert made.broken <= 0.15 < made.broken_at_half and made.boldest > 0.02
     assert made.files_certified > 0.9 and made.files_broken <= 0.15
+
+
+@pytest.mark.slow
+def test_files_are_given_to_the_command_and_compared_with_the_whole_model(tmp_path, monkeypatch):
+    folders = write_folders(tmp_path / "small")
+    texts = folder(tmp_path / "data" / "some-set", train=60, test=900) / "test.csv"
+    out = tmp_path / "made.jsonl"
+    words = ["file_promises", str(folders["onnx"]), str(texts), "--files", "2", "--rows", "800"]
+    monkeypatch.setattr("sys.argv", [*words, "--epsilon", "0.05", "--out", str(out)])
+    asking = file_promises.predict
+
+    def misremembered(folder, texts, out, *options):
+        """The whole model's answers, a row too late."""
+        found = asking(folder, texts, out, *options)
+        return found if options else [*found[1:], found[0]]
+
+    file_promises.main()
+    monkeypatch.setattr(file_promises, "predict", misremembered)
+    file_promises.main()
+    made, wrong = map(records.record_of, records.read(out))
+    assert wrong.kept == 0 and wrong.most > 0.3, "what is compared is row by row"
+    assert (made.data, made.files, made.file_rows, made.certified) == ("some-set", 2, 800, 2)
+    assert made.kept == 2 and made.most <= 0.05 and 0 < made.early <= 1
 
 
 @pytest.mark.slow

@@ -63,6 +63,22 @@ class ValidityRecord(TracedRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilePromisesRecord(TracedRecord):
+    """Promises about files, made by the command, beside the truth. `stage` is the weights'."""
+
+    kind: ClassVar[str] = "file_promises"
+    data: Annotated[str, "name of the data set"]
+    run_by: Annotated[str, "precision of the model: `float32` or `int8`"]
+    disagree_at_most: Annotated[float, "share of the answers that may differ, as promised"]
+    files: Annotated[int, "that were drawn from the texts and answered"]
+    file_rows: Annotated[int, "of each"]
+    kept: Annotated[int, "files of which no more answers differ than was said"]
+    certified: Annotated[int, "files that were not answered whole"]
+    most: Annotated[float, "share that differs in the worst of them"]
+    early: Annotated[float, "share of the rows that ended below the whole budget"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class WindowsRecord(TracedRecord):
     """Documents read window by window until sure. `stage` is the digest of the weights."""
 

@@ -24,6 +24,10 @@ _VALIDITY = (
     "own drawn with replacement. Files: of 3,000 rows, drawn from the population and certified by "
     "their own rows. Boldest: what differs at the end of the path that is tested."
 )
+_FILES = (
+    "Files are drawn from a data set's test texts without replacement; the truth is the whole "
+    "model's answers. Ended early: rows that ended below the whole budget."
+)
 _FORECASTS = (
     "Eight targets for each of three lengths and three counts of rows, none of them in the table "
     "that was calibrated. Error: of the forecast, over the median call."
@@ -42,6 +46,7 @@ def promise_tables(records: Records) -> dict[str, list[Table]]:
         "certificates": [
             table_of("speed", "Certified", of("certified"), _certified_rows, _CERTIFIED),
             table_of("validity", "Promises kept", of("validity"), _validity_rows, _VALIDITY),
+            table_of("files", "Files by the command", of("file_promises"), _file_rows, _FILES),
         ],
         "milliseconds": [
             table_of("check", "Forecasts", of("forecast"), _forecast_rows, _FORECASTS)
@@ -98,6 +103,22 @@ def _validity_rows(records: Sequence[Record]) -> list[dict[str, str]]:
             "files certified": f"{one['files_certified']:.0%}",
         }
         for one in newest(records, "data", "method", "run_by", "disagree_at_most")
+    ]
+
+
+def _file_rows(records: Sequence[Record]) -> list[dict[str, str]]:
+    return [
+        {
+            "data": str(one["data"]),
+            "run by": "int8 file" if one["run_by"] == "int8" else str(one["run_by"]),
+            "promised": f"≤ {100 * one['disagree_at_most']:g} %",
+            "files": f"{one['files']} of {one['file_rows']:,} rows",
+            "certified": str(one["certified"]),
+            "kept": f"{one['kept']} of {one['files']}",
+            "most that differ": f"{one['most']:.2%}",
+            "ended early": f"{one['early']:.0%}",
+        }
+        for one in newest(records, "data", "run_by", "disagree_at_most")
     ]
 
 
