@@ -522,7 +522,7 @@ def test_the_model_as_it_was_given_computes_all_of_its_last_layer():
     with torch.no_grad():
         short, given = (arms[arm].call(**inputs).logits for arm in (("dense", 1.0), GIVEN))
     torch.testing.assert_close(short, given)
-    dense, given, _ = time_arms(arms, [inputs], repeats=3)
+    dense, given, _ = time_arms(arms, [inputs], repeats=5)
     assert given["macs"] > dense["macs"] and given["bound"] < 1.0
 
 
