@@ -16,6 +16,9 @@ from apportion.extras import require
 from apportion.files import first_line
 
 _QUICK, _PATIENT = 2.0, 8.0  # seconds to wait for a port to answer, and for Ray behind it
+# Milliseconds that an idle worker is kept. Ray keeps as many as there are CPUs that nobody took, and
+# actors take nearly all: readers and writers would start anew, with all imports, block after block.
+_IDLE = 60_000
 _OBJECTS = 256 * 2**20  # bytes of shared memory on a machine of one's own: blocks are small
 # What a client of HTTP/2 says first, and empty settings; a server of gRPC, as Ray's is, answers
 # with its own settings.
@@ -57,6 +60,7 @@ def connected(address: str | None = None, *, cpus: int | None = None) -> Iterato
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
         quiet |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": _OBJECTS}
+        quiet["_system_config"] = {"idle_worker_killing_time_threshold_ms": _IDLE}
     try:
         ray.init(address=address or "local", **quiet)
     except Exception as error:  # of many kinds: no such cluster, another version, a busy machine
