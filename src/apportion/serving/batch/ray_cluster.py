@@ -17,7 +17,7 @@ from apportion.files import first_line
 
 _QUICK, _PATIENT = 2.0, 8.0  # seconds to wait for a port to answer, and for Ray behind it
 # Milliseconds that an idle worker is kept. Ray keeps as many as there are CPUs that nobody took,
-# and actors take nearly all: readers and writers would start anew with all imports, again and again.
+# and actors take nearly all: readers and writers would start anew with all imports, block by block.
 _IDLE = 60_000
 _OBJECTS = 256 * 2**20  # bytes of shared memory on a machine of one's own: blocks are small
 # What a client of HTTP/2 says first, and empty settings; a server of gRPC, as Ray's is, answers
